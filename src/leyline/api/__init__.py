@@ -1,0 +1,8 @@
+"""The wire: what requests and answers look like. Knows no engine and no HTTP.
+
+errors.py           one sentence for each malformed request
+leyline_object.py   the `leyline` object in, the report out
+messages.py         chat messages, made uniform for chat templates
+openai.py           requests of the OpenAI API
+openai_answers.py   its answers, chunks and errors
+"""

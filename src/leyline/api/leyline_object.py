@@ -1,0 +1,119 @@
+"""The `leyline` object: in a request, and as a report in its answer (design §5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
+
+from leyline.api.errors import FieldError, parse
+from leyline.directive import Directive, Mode, check_mode, parse_directive
+from leyline.policy.errors import short
+
+MAX_NAME = 256
+MAX_DIRECTIVES = 10_000
+
+
+class EditOptions(BaseModel):
+    """What to edit, and how."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    mode: Any = Mode.AMORTIZE
+    repair: Any = 0
+    directives: Any = None
+    policy: dict[str, Any] | None = None
+    strict: bool = False
+    scrub: bool = False
+    _directives: tuple[Directive, ...] | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _check(self) -> EditOptions:
+        self.mode, self.repair = check_mode(self.mode, self.repair)
+        if self.mode == Mode.REPAIR and "repair" not in self.model_fields_set:
+            raise FieldError(
+                "repair", "is missing; mode repair needs the number of tokens to recompute."
+            )
+        self._directives = _directives(self.directives)
+        modes = [self.mode, *(d.mode for d in self._directives or ())]
+        if self.scrub and Mode.FORGET not in modes:
+            raise FieldError("scrub", "true goes with mode forget only, here or on a directive.")
+        return self
+
+    @property
+    def edits(self) -> tuple[Directive, ...] | None:
+        """Explicit directives, with plain types; None derives all edits."""
+        return self._directives
+
+
+class LeylineObject(EditOptions):
+    """The `leyline` object of a request."""
+
+    session: str
+
+    @model_validator(mode="after")
+    def _check_session(self) -> LeylineObject:
+        check_session(self.session)
+        return self
+
+
+def parse_leyline(obj: object) -> LeylineObject:
+    """The object from untrusted data. Raises FieldError whose field begins with `leyline`."""
+    return parse(LeylineObject, obj, "leyline")
+
+
+def check_session(name: str, field: str = "session") -> str:
+    """A session's name: data, never a path. Raises FieldError."""
+    if not name:
+        raise FieldError(field, f"must have 1 to {MAX_NAME} characters, not none.")
+    if len(name) > MAX_NAME:
+        raise FieldError(field, f"must have 1 to {MAX_NAME} characters, not {len(name)}.")
+    if not name.isprintable():
+        raise FieldError(field, f"must have printable characters only, unlike {short(name)}.")
+    return name
+
+
+def _directives(given: object) -> tuple[Directive, ...] | None:
+    if given is None:
+        return None
+    if not isinstance(given, list):
+        raise FieldError("directives", f"must be a list, not {short(given)}.")
+    if len(given) > MAX_DIRECTIVES:
+        raise FieldError("directives", f"may be up to {MAX_DIRECTIVES}, not {len(given)}.")
+    return tuple(parse_directive(each, f"directives[{i}]") for i, each in enumerate(given))
+
+
+class EditReport(BaseModel):
+    """One edit, in the source's positions."""
+
+    start: int
+    end: int
+    replacement_tokens: int
+    shift: int
+    mode: Mode
+
+
+class TokenReport(BaseModel):
+    """Where the prompt's rows came from: `prompt = shared + moved + computed`."""
+
+    prompt: int
+    shared: int
+    moved: int
+    computed: int
+
+
+class LeylineReport(BaseModel):
+    """The `leyline` object of an answer.
+
+    copied: kept rows were copied, as others use the source too; else they were moved.
+    forgotten, kept_by_others: with mode forget, rows dropped, and rows that others go on using.
+    """
+
+    session: str
+    edits: list[EditReport]
+    tokens: TokenReport
+    fallback: str | None
+    splice_ms: float
+    copied: bool
+    forgotten: int = 0
+    kept_by_others: int = 0

@@ -1,0 +1,1 @@
+"""Measurements: each module has a `run` that returns rows; the command line prints them."""

@@ -1,0 +1,155 @@
+"""An edit near the start of a long conversation: splice against re-prefill, on one engine.
+
+Every repetition edits one token further on, so that no re-prefill finds an earlier one's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from leyline.bench.row import Row
+from leyline.bench.timing import first_token, paired, prefill
+
+if TYPE_CHECKING:
+    from leyline.engine.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Tokens. start: where the edited span begins."""
+
+    conversation: int = 6000
+    start: int = 200
+    span: int = 500
+    stub: int = 20
+    new: int = 50
+
+
+GOALS = {"replace": 0.08, "delete": 0.06}
+
+
+@dataclass(frozen=True, slots=True)
+class _Edit:
+    """A source and what it becomes."""
+
+    source: np.ndarray
+    target: np.ndarray
+
+
+def run(
+    engine: Engine,
+    tokens: np.ndarray,
+    sizes: Sizes,
+    repeats: int,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Row]:
+    """tokens: a conversation, at least `sizes.conversation` long. The engine's cache is emptied."""
+    rows = []
+    for kind, stub in (("replace", sizes.stub), ("delete", 0)):
+        edits = [_edit(tokens, sizes, stub, i, engine.vocab_size) for i in range(repeats)]
+        for way, measure in (("moved", _moved), ("copied", _copied)):
+            say(f"{kind}, rows {way}")
+            engine.reset()
+            rows += measure(engine, edits, kind, sizes, stub)
+    say("slots")
+    engine.reset()
+    return [*rows, _slots(engine, tokens, sizes)]
+
+
+def _edit(tokens: np.ndarray, sizes: Sizes, stub: int, i: int, vocab: int) -> _Edit:
+    source = tokens[: sizes.conversation]
+    start, end = sizes.start + i, sizes.start + i + sizes.span
+    rng = np.random.default_rng(i)
+    cut = [source[:start], rng.integers(0, vocab, stub), source[end:]]
+    return _Edit(source, np.concatenate([*cut, rng.integers(0, vocab, sizes.new)]))
+
+
+def _moved(engine: Engine, edits: list[_Edit], kind: str, sizes: Sizes, stub: int) -> list[Row]:
+    """The session is the only user of its rows. Each splice is undone by another one."""
+    from leyline.engine.request import Channel
+
+    session = Channel("bench")
+    pairs, reports = [], []
+    prefill(engine, edits[0].source, session)
+    for edit in edits:
+        whole, _ = first_token(engine, edit.target)
+        spliced, report = first_token(engine, edit.target, session)
+        pairs.append((spliced, whole))
+        reports.append(report)
+        prefill(engine, edit.source, session)
+    return _rows("moved", kind, pairs, reports, sizes, stub)
+
+
+def _copied(engine: Engine, edits: list[_Edit], kind: str, sizes: Sizes, stub: int) -> list[Row]:
+    """Others use the same rows, so they have to stay."""
+    from leyline.engine.request import Channel
+
+    pairs, reports = [], []
+    prefill(engine, edits[0].source)
+    for i, edit in enumerate(edits):
+        session = Channel(f"bench-{i}")
+        prefill(engine, edit.source, session)
+        whole, _ = first_token(engine, edit.target)
+        spliced, report = first_token(engine, edit.target, session)
+        pairs.append((spliced, whole))
+        reports.append(report)
+        engine.drop_session("", session.session)
+    return _rows("copied", kind, pairs, reports, sizes, stub)
+
+
+def _rows(
+    way: str, kind: str, pairs: list[tuple[float, float]], reports: list, sizes: Sizes, stub: int
+) -> list[Row]:
+    spliced, whole, ratio = paired(pairs)
+    if any(report.copied != (way == "copied") for report in reports):
+        raise RuntimeError(f"rows were meant to be {way}, but were not")
+    done = f"{sizes.span} tokens of {sizes.conversation} {'replaced' if stub else 'deleted'}"
+    computed = max(report.computed for report in reports)
+    expected = stub + sizes.new
+    details = {
+        "splice_ttft_s": spliced,
+        "prefill_ttft_s": whole,
+        "pairs": pairs,
+        "splice_ms": [report.splice_ms for report in reports],
+    }
+    return [
+        Row(
+            f"splice.{kind}.{way}",
+            f"time to first token, splice / re-prefill: {done}, rows {way}",
+            ratio,
+            at_most=GOALS[kind],
+            details=details,
+        ),
+        Row(
+            f"splice.{kind}.{way}.computed",
+            f"tokens computed by that splice ({stub} stub + {sizes.new} new)",
+            computed,
+            unit="tokens",
+            at_most=expected,
+        ),
+    ]
+
+
+def _slots(engine: Engine, tokens: np.ndarray, sizes: Sizes) -> Row:
+    """An edit that keeps the length: as many rows as before, unless there is a second copy."""
+    from leyline.engine.request import Channel
+
+    session = Channel("slots")
+    edit = _edit(tokens, sizes, sizes.span - sizes.new, 0, engine.vocab_size)
+    prefill(engine, edit.source, session)
+    before = engine.stats()
+    report = prefill(engine, edit.target, session)
+    after = engine.stats()
+    used = [stats.capacity - stats.free for stats in (before, after)]
+    return Row(
+        "splice.slots",
+        "slots used after a move / before",
+        used[1] / used[0],
+        at_least=1.0,
+        at_most=1.0,
+        details={"before": used[0], "after": used[1], "moved": report.moved},
+    )

@@ -1,0 +1,69 @@
+"""API keys, and whose a session is."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from leyline.server.errors import ApiError
+
+OPEN_PATHS = ("/health",)
+
+
+class Keys:
+    """The keys that are let in; without any, everybody is."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        """Raises ValueError for an empty key, which everybody would have."""
+        self._digests = []
+        for key in keys:
+            if not key.strip():
+                raise ValueError("an API key must not be empty")
+            self._digests.append(_digest(key))
+
+    def owner(self, authorization: str | None) -> str:
+        """Who asks: the key's SHA-256, "" on a server without keys. Raises ApiError 401.
+
+        Sessions belong to it, so that no key sees another's.
+        """
+        if not self._digests:
+            return ""
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise _refused("an API key is needed: send it as 'Authorization: Bearer …'")
+        given = _digest(key.strip())
+        # All of them every time: how long it takes tells nothing of the keys.
+        known = [hmac.compare_digest(given, each) for each in self._digests]
+        if not any(known):
+            raise _refused("the API key is not one of this server's")
+        return given
+
+
+class AuthMiddleware:
+    """Lets in who has a key; puts the owner into the request's state."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self.app = app
+        self.keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                owner = self.keys.owner(Headers(scope=scope).get("authorization"))
+            except ApiError as error:
+                await error.response()(scope, receive, send)
+                return
+            scope.setdefault("state", {})["owner"] = owner
+        await self.app(scope, receive, send)
+
+
+def _refused(message: str) -> ApiError:
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()

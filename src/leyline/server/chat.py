@@ -1,0 +1,141 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+
+from anyio import to_thread
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from leyline.api.openai import ChatRequest, parse_chat
+from leyline.api.openai_answers import (
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from leyline.engine.request import Delta, Done, Logprob
+from leyline.engine.request import Request as EngineRequest
+from leyline.policy import PolicyError, apply_policy
+from leyline.server.errors import named
+from leyline.server.limits import read_body
+from leyline.server.prepare import State, channel_of, check_model, load, report_of, sampling_of
+from leyline.server.stream import EngineResponse
+from leyline.server.text import Text
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def chat(request: Request) -> Response:
+    state: State = request.app.state.leyline
+    body = await read_body(request, state.settings.max_body_bytes)
+    return await to_thread.run_sync(_prepare, state, body, request.state.owner)
+
+
+def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
+    request = parse_chat(load(body))
+    check_model(request.model, state.engine)
+    channel, messages = None, request.conversation
+    if (leyline := request.channel) is not None:
+        channel = channel_of(leyline, leyline.session, owner)
+        if leyline.policy is not None:
+            try:
+                messages = apply_policy(leyline.policy, messages)
+            except PolicyError as error:
+                raise named(error, "leyline") from error
+    prompt = state.text.render(messages, request.offered_tools, request.template_kwargs)
+    return EngineResponse(
+        state.engine,
+        state.metrics,
+        EngineRequest(prompt, sampling_of(request, state.defaults), channel),
+        ChatSurface(request, state.engine.name, state.text),
+        stream=bool(request.stream),
+        prompt="messages",
+    )
+
+
+class ChatSurface:
+    """A chat completion on the wire."""
+
+    def __init__(self, request: ChatRequest, model: str, text: Text) -> None:
+        self._include_usage = request.include_usage
+        self._with_logprobs = request.alternatives is not None
+        self._text = text
+        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self._first = True
+
+    def chunks(self, event: Delta | Done) -> Iterable[ChatChunk]:
+        if isinstance(event, Delta):
+            if event.text or event.logprobs:
+                yield self._chunk(event.text, logprobs=self._logprobs(event.logprobs))
+            return
+        last = self._chunk(reason=event.reason)
+        tail = last
+        if self._include_usage:
+            tail = ChatChunk(id=self._id, created=self._created, model=self._model, choices=[])
+            yield last
+        # The report is in the last chunk, with the usage; that has no choices only if asked for.
+        tail.leyline = report_of(event.report)
+        if self._include_usage or tail.leyline is not None:
+            tail.usage = usage_of(event)
+        yield tail
+
+    def whole(self, text: str, logprobs: list[Logprob], done: Done) -> ChatAnswer:
+        choice = ChatChoice(
+            message=ChatMessage(content=text),
+            logprobs=self._logprobs(logprobs),
+            finish_reason=done.reason,
+        )
+        return ChatAnswer(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[choice],
+            usage=usage_of(done),
+            leyline=report_of(done.report),
+        )
+
+    def _chunk(
+        self,
+        text: str | None = None,
+        reason: str | None = None,
+        logprobs: ChatLogprobs | None = None,
+    ) -> ChatChunk:
+        delta = ChatDelta(content=text)
+        if self._first:
+            self._first = False
+            delta = ChatDelta(role="assistant", content=text or "")
+        choice = ChatChunkChoice(delta=delta, logprobs=logprobs, finish_reason=reason)
+        return ChatChunk(id=self._id, created=self._created, model=self._model, choices=[choice])
+
+    def _logprobs(self, logprobs: Sequence[Logprob]) -> ChatLogprobs | None:
+        if not self._with_logprobs:
+            return None
+        content = []
+        for each in logprobs:
+            token, raw = self._text.piece(each.token)
+            top = []
+            for other, value in each.top:
+                name, name_bytes = self._text.piece(other)
+                top.append(TopLogprob(token=name, bytes=list(name_bytes), logprob=value))
+            content.append(
+                TokenLogprob(token=token, bytes=list(raw), logprob=each.logprob, top_logprobs=top)
+            )
+        return ChatLogprobs(content=content)
+
+
+def usage_of(done: Done) -> Usage:
+    """The answer's token counts."""
+    return Usage.of(done.report.prompt, done.completion_tokens, done.report.cached)

@@ -1,0 +1,82 @@
+"""uvicorn around the application."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from leyline.engine.engine import Engine
+from leyline.server.app import create_app
+from leyline.server.limits import Settings
+
+log = logging.getLogger("leyline.server")
+
+GRACE_S = 10
+"""How long answers that are under way may take when the server is to stop."""
+
+
+def serve(
+    engine: Engine,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    settings: Settings | None = None,
+    *,
+    log_level: str = "info",
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until interrupted, then close the engine.
+
+    port 0 takes a free one. on_ready: called with the server's URL once it listens. Raises OSError
+    if the address can't be had.
+    """
+    settings = settings or Settings()
+    with listen(host, port) as listener:
+        if not settings.api_keys and not _is_loopback(host):
+            log.warning("no API key is set: whoever reaches %s can use this server", host)
+        server = make_server(engine, settings, log_level)
+        if on_ready is not None:
+            on_ready(url_of(listener))
+        try:
+            server.run(sockets=[listener])
+        finally:
+            engine.close()
+
+
+def make_server(engine: Engine, settings: Settings, log_level: str = "info") -> uvicorn.Server:
+    """A server to be run with a listening socket: `server.run(sockets=[listener])`."""
+    config = uvicorn.Config(
+        create_app(engine, settings),
+        log_level=log_level,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    return uvicorn.Server(config)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError that names the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise OSError(error.errno, f"can't listen on {host}, port {port}: {what}") from error
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where a listening socket is reached."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,118 @@
+"""/v1/leyline/sessions/{id}: what is held for a session, dropping it, editing it now.
+
+A session's id is the rest of the path, slashes included: it is data, never a path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from anyio import to_thread
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from leyline.api.leyline_object import check_session
+from leyline.api.sessions import DropAnswer, Segment, SessionAnswer, parse_edit
+from leyline.engine.request import Delta, Done, Logprob, Sampling
+from leyline.engine.request import Request as EngineRequest
+from leyline.policy import PolicyError, apply_policy
+from leyline.server.completions import tokens_of
+from leyline.server.errors import ApiError, named
+from leyline.server.limits import read_body
+from leyline.server.prepare import State, channel_of, check_model, load, report_of
+from leyline.server.stream import EngineResponse
+
+router = APIRouter(prefix="/v1/leyline/sessions")
+
+
+@router.post("/{session:path}/directives")
+async def edit(request: Request, session: str) -> Response:
+    state: State = request.app.state.leyline
+    check_session(session)
+    body = await read_body(request, state.settings.max_body_bytes)
+    return await to_thread.run_sync(_prepare, state, body, session, request.state.owner)
+
+
+@router.get("/{session:path}")
+async def show(request: Request, session: str) -> SessionAnswer:
+    state: State = request.app.state.leyline
+    check_session(session)
+    view = await to_thread.run_sync(state.engine.session, request.state.owner, session)
+    if view is None:
+        raise _unknown(session)
+    return SessionAnswer(
+        session=session,
+        tokens=view.tokens,
+        cached=view.cached,
+        exact=view.exact,
+        edits=view.edits,
+        max_rotations=view.max_rotations,
+        age_s=round(view.age_s, 3),
+        segments=[
+            Segment(start=start, tokens=n, exact=exact, rotations=rotations)
+            for start, n, exact, rotations in view.spans
+        ],
+    )
+
+
+@router.delete("/{session:path}")
+async def drop(request: Request, session: str, scrub: bool = False) -> DropAnswer:
+    state: State = request.app.state.leyline
+    check_session(session)
+    work = partial(state.engine.drop_session, request.state.owner, session, scrub=scrub)
+    forgotten = await to_thread.run_sync(work)
+    if forgotten is None:
+        raise _unknown(session)
+    return DropAnswer(
+        session=session,
+        dropped=True,
+        freed=forgotten.freed,
+        kept_by_others=forgotten.kept_by_others,
+        scrubbed=scrub,
+    )
+
+
+def _prepare(state: State, body: bytes, session: str, owner: str) -> EngineResponse:
+    options = parse_edit(load(body))
+    check_model(options.model, state.engine)
+    prompt: Any = None
+    if options.messages is not None:
+        messages = options.messages
+        if options.policy is not None:
+            try:
+                messages = apply_policy(options.policy, messages)
+            except PolicyError as error:
+                raise named(error, "") from error
+        # The conversation goes on with what the tools say: no turn of the assistant is opened.
+        kwargs = options.chat_template_kwargs
+        prompt = state.text.render(messages, options.tools or None, kwargs, to_answer=False)
+    elif options.prompt is not None:
+        prompt = tokens_of(state.text, options.prompt)
+    return EngineResponse(
+        state.engine,
+        state.metrics,
+        EngineRequest(prompt, Sampling(max_tokens=0), channel_of(options, session, owner)),
+        ReportSurface(),
+        prefix="",
+        prompt="messages" if options.messages is not None else "prompt",
+    )
+
+
+class ReportSurface:
+    """Only the report."""
+
+    def chunks(self, event: Delta | Done) -> Iterable[BaseModel]:
+        return ()
+
+    def whole(self, text: str, logprobs: list[Logprob], done: Done) -> BaseModel:
+        report = report_of(done.report)
+        assert report is not None
+        return report
+
+
+def _unknown(session: str) -> ApiError:
+    what = f"session {session!r} is unknown: never used with this API key, dropped or expired"
+    return ApiError(404, what, param="session", code="session_not_found")

@@ -1,0 +1,42 @@
+"""Shared fixtures. Nothing here may reach the network or need a GPU."""
+
+from __future__ import annotations
+
+import os
+from importlib import util
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest
+from hypothesis import settings
+
+# A busy machine must not fail a test: no deadlines.
+settings.register_profile("leyline", deadline=None, print_blob=True)
+settings.load_profile("leyline")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torch_threads() -> None:
+    """As many threads as asked for by LEYLINE_TEST_THREADS, else one per core up to two."""
+    if util.find_spec("torch"):
+        import torch
+
+        wanted = os.environ.get("LEYLINE_TEST_THREADS")
+        torch.set_num_threads(int(wanted) if wanted else min(2, os.cpu_count() or 1))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Directory with the real weights. Skips where the extra is absent, but never in CI."""
+    from leyline.models import MissingExtra
+    from leyline.models.smollm2 import smollm2_path
+
+    try:
+        return smollm2_path()
+    except MissingExtra as missing:
+        if os.environ.get("CI"):
+            pytest.fail(str(missing))
+        pytest.skip(str(missing))

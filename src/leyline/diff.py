@@ -5,6 +5,10 @@ runs are found at `min_keep`-grams that occur once on each side; the heaviest ch
 keeps its order is fixed and extended as far as tokens agree, and the search goes on between its
 runs, where more grams are unique. Where none is, the r-th occurrences are paired. Grams are
 compared by hash, runs by their tokens: a collision can cost a run, never keep a wrong token.
+
+A kept row has never read the new tokens that now stand before it. So where one run or another can
+be kept, new tokens before it count against it: a tool output that comes again behind a long stretch
+of other text is new, rather than the old one moved behind text that it has not seen.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ MAX_GROUPS = 1 << 14
 """Most candidates that a chain is sought among; the longest are taken."""
 MAX_WORK = 4
 """Grams looked at, in multiples of the input: what keeps hostile inputs near-linear."""
+UNSEEN = 4
+"""Kept tokens that one new token before them must be worth, where there is a choice."""
 
 
 def derive_edits(
@@ -76,7 +82,7 @@ class _Runs:
     j: np.ndarray
     n: np.ndarray
 
-    def __getitem__(self, index: np.ndarray) -> _Runs:
+    def __getitem__(self, index: np.ndarray | slice) -> _Runs:
         return _Runs(self.i[index], self.j[index], self.n[index])
 
 
@@ -134,17 +140,22 @@ def _search(
     end = int(regions.i1[0]), int(regions.j1[0])
     hashes = _gram_hashes(source, min_keep), _gram_hashes(target, min_keep)
     sampled = len(source) + len(target) > SAMPLE_FROM
+    # Once something is kept, more can only be kept before it, where new tokens are counted already.
+    open_end = end == (len(source), len(target))
     found = []
     budget = MAX_WORK * (len(source) + len(target))
     while len(regions.i0) and budget > 0:
         i, j, looked_at = _pairs(hashes, regions, min_keep, sampled)
         budget -= looked_at
-        anchors = _verified(source, target, _chain(source, target, regions, i, j, min_keep))
+        anchors = _verified(
+            source, target, _chain(source, target, regions, i, j, min_keep, open_end)
+        )
         if len(anchors.i):
             regions = _split(regions, anchors)
             regions, prefixes, suffixes = _strip(source, target, regions, end)
             regions = regions.at_least(min_keep)
             found += [anchors, prefixes, suffixes]
+            open_end = False
         elif not sampled:
             break
         sampled = False
@@ -228,9 +239,18 @@ def _ranked(groups: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _chain(
-    source: np.ndarray, target: np.ndarray, regions: _Regions, i: np.ndarray, j: np.ndarray, k: int
+    source: np.ndarray,
+    target: np.ndarray,
+    regions: _Regions,
+    i: np.ndarray,
+    j: np.ndarray,
+    k: int,
+    open_end: bool,
 ) -> _Runs:
-    """The heaviest chain of runs among pairs of k-grams, cut so that no two overlap."""
+    """The heaviest chain of runs among pairs of k-grams, cut so that no two overlap.
+
+    open_end: there is one region, and nothing is kept behind it.
+    """
     if not len(i):
         return _Runs(i, j, i)
     first = np.flatnonzero(np.append(True, (np.diff(j - i) != 0) | (np.diff(i) > k)))
@@ -248,7 +268,7 @@ def _chain(
     if len(head) > MAX_GROUPS:
         among = np.sort(np.argpartition(-spans.smaller, MAX_GROUPS)[:MAX_GROUPS])
     weight = _weights(source, target, regions, spans[among])
-    best = _heaviest(lo[among].tolist(), hi[among].tolist(), weight.tolist())
+    best = _heaviest(lo[among].tolist(), hi[among].tolist(), weight.tolist(), open_end)
     chosen = np.zeros(len(head), dtype=bool)
     chosen[among[best]] = True
     return _without_overlap(runs[chosen[group]], k)
@@ -275,8 +295,11 @@ def _weights(
     return within + _agreeing(source, target, spans.i1, spans.j1, behind, 1)
 
 
-def _heaviest(lo: list[int], hi: list[int], weight: list[int]) -> list[int]:
-    """Heaviest subsequence in which each `lo` is past the `hi` before it. O(n log n)."""
+def _heaviest(lo: list[int], hi: list[int], weight: list[int], open_end: bool) -> list[int]:
+    """Heaviest subsequence in which each `lo` is past the `hi` before it. O(n log n).
+
+    open_end: what is passed over in the target counts against the last one.
+    """
     # By `hi`, the weight of the best chain ending there; both rise.
     ends: list[int] = []
     weights: list[int] = []
@@ -298,6 +321,9 @@ def _heaviest(lo: list[int], hi: list[int], weight: list[int]) -> list[int]:
         items[at:stop] = [item]
     chosen = []
     item = items[-1] if items else -1
+    if open_end and items:
+        worth = [(1 + UNSEEN) * w - UNSEEN * end for w, end in zip(weights, ends, strict=True)]
+        item = items[worth.index(max(worth))]
     while item >= 0:
         chosen.append(item)
         item = before[item]

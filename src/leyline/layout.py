@@ -1,14 +1,15 @@
 """Where each architecture keeps its rotary key columns, and which models can't be spliced.
 
-`layout_of` reads a model's config, `probe` then asks the model itself: it runs one token at two positions and
-checks that the cached rows differ by exactly the rotation that the layout claims. What has not been probed is a guess.
+`layout_of` reads a model's config, `probe` then asks the model itself: it runs one token at two
+positions and checks that the cached rows differ by exactly the rotation that the layout claims.
+What has not been probed is a guess.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +32,22 @@ _INTERLEAVED = {
 # Everything else that has been probed: pairs (i, i + width / 2).
 _HALVES = set(
     """apertus arcee axk1 bitnet deepseek_v3 flex_olmo gemma glm4_moe glm4_moe_lite gpt_neox
-    gpt_neox_japanese granite granitemoe granitemoeshared hy_v3 hyperclovax jais2 llama minicpm3 minimax_m2
-    ministral3 mistral mixtral nemotron olmo olmo2 olmoe persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3
-    qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 youtu""".split()
+    gpt_neox_japanese granite granitemoe granitemoeshared hy_v3 hyperclovax jais2 llama minicpm3
+    minimax_m2 ministral3 mistral mixtral nemotron olmo olmo2 olmoe persimmon phi phi3 phimoe qwen2
+    qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 youtu""".split()
 )
 _ALIBI = {"bloom", "mpt"}
-_LEARNED = {"biogpt", "ctrl", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "opt", "xglm"}
+_LEARNED = {
+    "biogpt",
+    "ctrl",
+    "gpt-sw3",
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neo",
+    "openai-gpt",
+    "opt",
+    "xglm",
+}
 _RECURRENT = {"rwkv", "xlstm"}  # Transformers calls their layers full attention
 
 _LAYER_TYPES = {
@@ -54,9 +65,11 @@ _LAYER_TYPES = {
 class LayerLayout:
     """One layer's cached row, as Transformers caches it.
 
-    kind: `mla` (keys: one latent, values: one rotary key), `gqa` (keys and values per head) or `none` (nothing rotates).
+    kind: `mla` (keys: one latent, values: one rotary key), `gqa` (keys and values per head) or
+    `none` (nothing rotates).
     key_shape, value_shape: (heads, columns) of the two cached tensors.
-    rotary_tensor: which of the two holds rotary columns, `[rotary_start, rotary_start + rotary_width)` of each head.
+    rotary_tensor: which of the two holds rotary columns, `[rotary_start, rotary_start +
+    rotary_width)` of each head.
     """
 
     kind: Literal["mla", "gqa", "none"]
@@ -90,9 +103,11 @@ class ModelLayout:
 
 
 def layout_of(source: Any) -> ModelLayout:
-    """The layout of a model, from its config or (better: with the frequencies it runs with) the model itself.
+    """The layout of a model, from its config or (better: with the frequencies it runs with) the
+    model itself.
 
-    Raises Unsupported, saying why, for a model that can't be spliced. A hybrid is refused as a whole.
+    Raises Unsupported, saying why, for a model that can't be spliced. A hybrid is refused as a
+    whole.
     """
     model = source if isinstance(source, nn.Module) else None
     config = source.config if model is not None else source
@@ -130,7 +145,7 @@ def _layer_kinds(config: Any, width: int) -> tuple[LayerLayout, LayerLayout]:
     if not heads or not columns:
         raise Unsupported(
             "unsupported_architecture",
-            "the config names no attention heads or head size, so the shape of its cached rows is unknown",
+            "the config names no attention heads or head size: the shape of its rows is unknown",
             "unknown_layout",
         )
     key_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -153,9 +168,12 @@ def _check_width(width: int, columns: int, what: str) -> None:
 
 
 def _turning_layers(config: Any) -> list[bool]:
-    """For each layer whether its keys rotate (SmolLM3 leaves every fourth layer without positions)."""
+    """For each layer whether its keys rotate (SmolLM3 leaves every fourth layer without
+    positions)."""
     count = config.num_hidden_layers
-    flags = getattr(config, "no_rope_layers", None)  # Transformers: 1 means that the layer *has* rope
+    flags = getattr(
+        config, "no_rope_layers", None
+    )  # Transformers: 1 means that the layer *has* rope
     if flags is None:
         return [True] * count
     if len(flags) < count:
@@ -174,7 +192,7 @@ def _refuse_architecture(config: Any, model_type: str) -> None:
     ):
         raise Unsupported(
             "unsupported_architecture",
-            f"{model_type} attends to a second sequence (an encoder's); only decoders can be spliced",
+            f"{model_type} attends to an encoder's sequence; only decoders can be spliced",
             "cross_attention",
         )
     if getattr(config, "cross_attention_layers", None):
@@ -210,7 +228,7 @@ def _refuse_positions(config: Any, model_type: str) -> None:
     if model_type in _LEARNED or kind in ("absolute", "learned_absolute"):
         raise Unsupported(
             "unsupported_feature",
-            f"{model_type} adds a position vector to each token, so a row can't be moved to another position",
+            f"{model_type} adds a position vector to each token: its rows can't change position",
             "learned_positions",
         )
     if model_type in _RECURRENT:
@@ -248,7 +266,7 @@ def _refuse_layers(config: Any, model_type: str) -> None:
     if len(types) != config.num_hidden_layers:
         raise Unsupported(
             "unsupported_feature",
-            f"{model_type} caches {len(types)} layers of {config.num_hidden_layers}: some share rows",
+            f"{model_type} caches {len(types)} layers of {config.num_hidden_layers}; some share",
             "shared_layers",
         )
 
@@ -261,12 +279,13 @@ _PROBE_DELTAS = (1, 61, 4099)
 def probe(model: nn.Module, layout: ModelLayout) -> None:
     """Check a layout against the model that it describes; raise Unsupported where they differ.
 
-    Runs one-token prompts at several positions. Attention over one token gives weight 1 to that token, so everything
-    but the rotary columns must be equal, in every layer, and the rotary columns must be related by R(delta).
+    Runs one-token prompts at several positions. Attention over one token gives weight 1 to that
+    token, so everything but the rotary columns must be equal, in every layer, and the rotary
+    columns must be related by R(delta).
 
-    Tolerance of a pair of length m, in the cache's unit roundoff u: the model may round cos and sin, two
-    products and their sum, (1 + 2 * sqrt 2) * u * m per row and so at most 8 u m for two rows; and
-    it forms its angles in fp32, off by 2^-24 of the angle each.
+    Tolerance of a pair of length m, in the cache's unit roundoff u: the model may round cos and
+    sin, two products and their sum, (1 + 2 * sqrt 2) * u * m per row and so at most 8 u m for two
+    rows; and it forms its angles in fp32, off by 2^-24 of the angle each.
     """
     _check_frequencies(model, layout)
     limit = getattr(model.config, "max_position_embeddings", None) or 8192
@@ -297,24 +316,22 @@ def _check_frequencies(model: nn.Module, layout: ModelLayout) -> None:
     if own.width != layout.rope.width or not torch.equal(own.inv_freq, layout.rope.inv_freq):
         raise Unsupported(
             "unsupported_architecture",
-            f"the layout's frequencies ({layout.rope.width} rotary columns) are not those that the model "
-            f"runs with ({own.width} columns); take the layout from the model, not from its config",
+            f"the layout's frequencies ({layout.rope.width} rotary columns) are not those that the "
+            f"model runs with ({own.width} columns); take the layout from the model itself",
             "probe_failed",
         )
 
 
-def _rows_at(
-    model: nn.Module, layout: ModelLayout, position: int
-) -> list[tuple[Tensor, Tensor]]:
-    """Each layer's cached (keys, values), `[tokens, heads, columns]`, of one-token prompts at a position."""
+def _rows_at(model: nn.Module, layout: ModelLayout, position: int) -> list[tuple[Tensor, Tensor]]:
+    """Each layer's cached (keys, values), `[tokens, heads, columns]`, of one-token prompts at a
+    position."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    device = model.get_input_embeddings().weight.device
-    tokens = (torch.tensor([[1], [7], [101]], device=device)) % vocabulary
+    table = cast(nn.Embedding, cast(Any, model).get_input_embeddings()).weight
+    tokens = torch.tensor([[1], [7], [101]], device=table.device) % table.shape[0]
     positions = torch.full_like(tokens, position)
-    cache = DynamicCache(config=model.config)
+    cache = DynamicCache(config=cast(Any, model).config)
     was_training = model.training
     model.eval()
     try:
@@ -363,7 +380,8 @@ def _check_layer(
         fixed[start : start + width] = False
         if not _equal(before[..., fixed], after[..., fixed], exact=index == 0):
             raise _failed(
-                f"layer {index}: {name} outside columns [{start}, {start + width}) change with the position"
+                f"layer {index}: {name} outside columns [{start}, {start + width}) "
+                "change with the position"
             )
         if width and layout.rope is not None:
             turned = slice(start, start + width)

@@ -2,9 +2,9 @@
 
 Rotary positions turn each pair of key columns `i` by `position * inv_freq[i]` (RoFormer,
 arXiv 2104.09864). Moving a cached row by `delta` tokens is therefore one more turn, by
-`delta * inv_freq[i]`. The frequencies are read from the model's own rotary module, never re-derived,
-so YaRN, Llama-3 scaling and the like are what the model runs with. Their attention scaling is not part of R(delta): the
-cached row already carries it, and a turn keeps lengths.
+`delta * inv_freq[i]`. The frequencies are read from the model's own rotary module, never
+re-derived, so YaRN, Llama-3 scaling and the like are what the model runs with. Their attention
+scaling is not part of R(delta): the cached row already carries it, and a turn keeps lengths.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _FIXED = ("default", "linear", "yarn", "llama3", "longrope", "proportional")
 class Unsupported(ValueError):
     """A model that can't be spliced.
 
-    `reason` is the word reported to clients (`unsupported_architecture` or `unsupported_feature`), `feature`
-    the finer cause (`dynamic_ntk`, `alibi`, `sliding_window`, ...), `message` one sentence for people.
+    `reason` is the word reported to clients (`unsupported_architecture` or `unsupported_feature`),
+    `feature` the finer cause (`dynamic_ntk`, `alibi`, `sliding_window`, ...), `message` one
+    sentence for people.
     """
 
     def __init__(self, reason: str, message: str, feature: str = "") -> None:
@@ -38,7 +39,8 @@ class Unsupported(ValueError):
 class RopeSpec:
     """A fixed rotation of `width` key columns.
 
-    inv_freq: fp64 `[width // 2]` on the CPU, radians per token: the fp32 numbers that the model uses.
+    inv_freq: fp64 `[width // 2]` on the CPU, radians per token: the fp32 numbers that the model
+    uses.
     interleaved: True for pairs (2i, 2i + 1), False for pairs (i, i + width // 2), as cached.
     """
 
@@ -73,7 +75,8 @@ class RopeSpec:
     def from_module(
         cls, module: nn.Module, *, interleaved: bool = False, layer_type: str | None = None
     ) -> RopeSpec:
-        """Read the frequencies of a Transformers rotary module (`inv_freq`, or `<layer_type>_inv_freq`).
+        """Read the frequencies of a Transformers rotary module (`inv_freq`, or
+        `<layer_type>_inv_freq`).
 
         Raises Unsupported if the module has none, or if its config makes them move with the length.
         """
@@ -155,13 +158,14 @@ class RopeSpec:
 
 
 def check_fixed(config: Any, layer_type: str | None = None) -> None:
-    """Raise Unsupported unless the rotary parameters of `config` are one rotation for every length."""
+    """Raise Unsupported unless the rotary parameters of `config` are one rotation for every
+    length."""
     parameters = _parameters(config, layer_type)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind == "mrope" or parameters.get("mrope_section"):
         raise Unsupported(
             "unsupported_feature",
-            "M-RoPE gives a token three positions (time, height, width), so a shift is not one rotation",
+            "M-RoPE gives a token three positions (time, height, width): a shift isn't one turn",
             "mrope",
         )
     if "dynamic" in kind:
@@ -192,8 +196,8 @@ def _check_longrope(config: Any, parameters: dict[str, Any]) -> None:
     if not (same or never_long):
         raise Unsupported(
             "unsupported_feature",
-            f"LongRoPE uses other frequencies for prompts over {original} tokens and the model takes "
-            f"{longest}; it is a fixed rotation only up to {original} (max_position_embeddings)",
+            f"LongRoPE changes its frequencies at {original} tokens and the model takes {longest}; "
+            f"with max_position_embeddings of {original} it would be a fixed rotation",
             "longrope_switch",
         )
 

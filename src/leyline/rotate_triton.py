@@ -1,6 +1,7 @@
 """The delta-rotation on CUDA: one launch for all layers and rows, in place or from slot to slot.
 
-Angles are fp64 on the host, one pair of fp32 tables per distinct delta; the kernel multiplies in fp32 and rounds once.
+Angles are fp64 on the host, one pair of fp32 tables per distinct delta; the kernel multiplies in
+fp32 and rounds once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,18 @@ _TILE = 2048  # elements a program holds at once
 
 
 @triton.jit
-def _turn_kernel(
+def _round(wide, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """To nearest, ties to even. For bf16 by hand, as a GPU does: Triton's interpreter would cut
+    off."""
+    if dtype == tl.bfloat16:
+        bits = wide.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        wide = tl.where(wide == wide, bits.to(tl.float32, bitcast=True), wide)
+    return wide.to(dtype)
+
+
+@triton.jit
+def _turn_kernel(  # type: ignore[no-untyped-def]
     source,
     target,
     src_slots,  # int64 [rows]
@@ -68,8 +80,8 @@ def _turn_kernel(
         y = tl.load(old[:, None] + two[None, :], mask=inside, other=0.0)
         x_wide = x.to(tl.float32)
         y_wide = y.to(tl.float32)
-        x_new = (x_wide * cos - y_wide * sin).to(x.dtype)
-        y_new = (y_wide * cos + x_wide * sin).to(y.dtype)
+        x_new = _round(x_wide * cos - y_wide * sin, x.dtype)
+        y_new = _round(y_wide * cos + x_wide * sin, y.dtype)
         # a table of (1, 0) would not do: it loses the sign of zeros and spreads infinities
         tl.store(new[:, None] + one[None, :], tl.where(turns, x_new, x), mask=inside)
         tl.store(new[:, None] + two[None, :], tl.where(turns, y_new, y), mask=inside)
@@ -84,10 +96,12 @@ def _turn_kernel(
 def turn_rows(
     planes: Tensor, src: Tensor, dst: Tensor, deltas: Tensor, spec: RopeSpec | None, start: int
 ) -> None:
-    """Turn rows from `src` to `dst` slots of `planes` `[layers, slots, heads, columns]`; in place if `dst is src`.
+    """Turn rows from `src` to `dst` slots of `planes` `[layers, slots, heads, columns]`; in place
+    if `dst is src`.
 
-    src, dst: int64 `[n]` on the planes' device; deltas: int64 `[n]` on the CPU. Where slots overlap, rows go
-    through a buffer, in a second launch. Called by `leyline.rotate`, which checks the arguments.
+    src, dst: int64 `[n]` on the planes' device; deltas: int64 `[n]` on the CPU. Where slots
+    overlap, rows go through a buffer, in a second launch. Called by `leyline.rotate`, which checks
+    the arguments.
     """
     in_place = dst is src
     if in_place:

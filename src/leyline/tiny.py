@@ -1,7 +1,9 @@
-"""Tiny random models of the real architectures: real cache layout and rotary settings, small everything else.
+"""Tiny random models of the real architectures: real cache layout and rotary settings, small
+everything else.
 
-The sizes that decide how rows are cached and rotated (latent, rotary width, pairing, frequencies) are those of the named
-model; depth, width and vocabulary are cut so that a model is built in well under a second.
+The sizes that decide how rows are cached and rotated (latent, rotary width, pairing, frequencies)
+are those of the named model; depth, width and vocabulary are cut so that a model is built in well
+under a second.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _LATENT: dict[str, Any] = dict(kv_lora_rank=512, qk_rope_head_dim=64)
 
 @dataclass(frozen=True)
 class Tiny:
-    """A recipe: a Transformers model type, whose settings it copies, and what differs from the common ones."""
+    """A recipe: a Transformers model type, whose settings it copies, and what differs from the
+    common ones."""
 
     model_type: str
     like: str
@@ -202,7 +205,8 @@ TINY: dict[str, Tiny] = {
 
 
 def tiny_config(name: str, **changes: Any) -> Any:
-    """The Transformers config of a recipe in TINY, with `changes` on top. KeyError names the recipes."""
+    """The Transformers config of a recipe in TINY, with `changes` on top. KeyError names the
+    recipes."""
     from transformers import CONFIG_MAPPING
 
     if name not in TINY:
@@ -214,7 +218,8 @@ def tiny_config(name: str, **changes: Any) -> Any:
 def tiny_model(
     name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
 ) -> nn.Module:
-    """A random causal LM of a recipe in TINY, in evaluation mode; the same weights for the same seed.
+    """A random causal LM of a recipe in TINY, in evaluation mode; the same weights for the same
+    seed.
 
     Frequencies stay fp32 whatever the dtype, as in a model loaded with `from_pretrained`.
     """

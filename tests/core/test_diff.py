@@ -165,10 +165,36 @@ def test_heaviest_chain_against_all_subsets(items: list[tuple[int, int, int]]) -
             default=0,
         )
 
-    chosen = diff._heaviest(lo, hi, weight)
-    assert chosen == sorted(set(chosen))
-    assert all(hi[a] < lo[b] for a, b in pairwise(chosen))
-    assert sum(weight[x] for x in chosen) == heaviest(0, -1)
+    def worth(first: int, past: int) -> int:
+        """The weight, less `UNSEEN` for every token passed over up to where the chain ends."""
+        return max(
+            (
+                (1 + diff.UNSEEN) * weight[x] + max(-diff.UNSEEN * hi[x], worth(x + 1, hi[x]))
+                for x in range(first, len(items))
+                if lo[x] > past
+            ),
+            default=-(10**9),
+        )
+
+    for open_end in (False, True):
+        chosen = diff._heaviest(lo, hi, weight, open_end)
+        assert chosen == sorted(set(chosen))
+        assert all(hi[a] < lo[b] for a, b in pairwise(chosen))
+        total = sum(weight[x] for x in chosen)
+        if not open_end:
+            assert total == heaviest(0, -1)
+        elif items:
+            end = hi[chosen[-1]]
+            assert (1 + diff.UNSEEN) * total - diff.UNSEEN * end == worth(0, -1)
+
+
+def test_output_that_comes_again_is_new() -> None:
+    """The old output was cleared and the same text was printed again: what the agent said in
+    between is kept, rather than the old output moved behind text that it has not read."""
+    output, said = list(range(1000, 1900)), list(range(3000, 3400))
+    source = [*range(50), *output, *said]
+    target = [*range(50), 7, 8, 9, *said, *output, 5, 5, 5]
+    assert kept_runs(check(source, target, 16)) == [(0, 0, 50), (950, 53, 400)]
 
 
 # --- how much is kept ---------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""What the engine's tests share: engines of a given number of slots, a look at cached rows, and a reference splice
-that is built from Transformers and fp64 arithmetic alone.
+"""What the engine's tests share: engines of a given number of slots, a look at cached rows, and a
+reference splice that is built from Transformers and fp64 arithmetic alone.
 
-Nothing of `leyline.layout`, `leyline.rope`, `leyline.rotate` or `leyline.plan` is used for expected values: where the rotary
-columns are is written down in ROTARY, from Transformers' source.
+Nothing of `leyline.layout`, `leyline.rope`, `leyline.rotate` or `leyline.plan` is used for expected
+values: where the rotary columns are is written down in ROTARY, from Transformers' source.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ ALL = VOCAB
 
 @dataclass(frozen=True)
 class Rotary:
-    """Which cached columns of an architecture turn: the first `width` of `tensor`, but in layers `still`."""
+    """Which cached columns of an architecture turn: the first `width` of `tensor`, but in layers
+    `still`."""
 
     tensor: Literal["keys", "values"]
     width: int
@@ -58,21 +59,21 @@ _ALL_EXPERTS: dict[str, Any] = dict(num_experts_per_tok=8)
 _EXPERTS = ("deepseek_v2", "glm4_moe_lite", "joyai_flash", "moonlight")
 
 
-def _build(name: str, dtype: torch.dtype) -> torch.nn.Module:
-    # Every expert is used: with a choice among them, one rounding more or less can switch an expert, and no tolerance
-    # would be right. It has no bearing on cached rows.
+@cache
+def _build(name: str, dtype: torch.dtype, what_for: str) -> Any:
+    # Every expert is used: with a choice among them, one rounding more or less can switch an
+    # expert, and no tolerance would be right. It has no bearing on cached rows.
     return tiny_model(name, dtype, **(_ALL_EXPERTS if name in _EXPERTS else {}))
 
 
-@cache
-def plain_model(name: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+def plain_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
     """The model as Transformers runs it; an engine never touches it."""
-    return _build(name, dtype)
+    return _build(name, dtype, "reference")
 
 
-@cache
-def _engine_model(name: str, dtype: torch.dtype) -> torch.nn.Module:
-    return _build(name, dtype)
+def engine_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """The same weights, for engines."""
+    return _build(name, dtype, "engine")
 
 
 @contextmanager
@@ -84,13 +85,15 @@ def engine(
     **config: Any,
 ) -> Iterator[Engine]:
     """An engine with `slots` slots."""
-    model = _engine_model(name, dtype)
+    model = engine_model(name, dtype)
+    model.set_attn_implementation("sdpa")  # the last engine left its own
     row = layout_of(model).row_elements * dtype.itemsize
     settings = Config(memory_gib=(slots + 0.5) * row / GIB, **config)
     with Engine(model, tokenizer, settings, name) as made:
         assert made.store.pool.capacity == slots
         yield made
-        check_slots(made)
+        if not made._closing:
+            check_slots(made)
 
 
 # -- requests ---------------------------------------------------------------------------------
@@ -104,7 +107,7 @@ def greedy(n: int, logprobs: int | None = None) -> Sampling:
 
 
 def tokens_of(rng: np.random.Generator, n: int) -> np.ndarray:
-    """n different tokens in random order (3 to VOCAB - 1), so that derived edits have one solution."""
+    """n different tokens (3 to VOCAB - 1) in random order: derived edits have one solution."""
     return rng.permutation(np.arange(3, VOCAB))[:n].astype(np.int64)
 
 
@@ -121,7 +124,7 @@ def ask(
 
 
 def distribution(answer: Answer) -> Tensor:
-    """Log-probabilities `[steps, VOCAB]` fp64 of an answer that was asked for with `logprobs=ALL`."""
+    """Log-probabilities `[steps, VOCAB]` fp64 of an answer asked for with `logprobs=ALL`."""
     out = torch.full((len(answer.logprobs), VOCAB), float("nan"), dtype=torch.float64)
     for row, each in zip(out, answer.logprobs, strict=True):
         for token, value in each.top:
@@ -149,8 +152,8 @@ def rows_of(made: Engine, key: np.ndarray) -> Rows:
     def read() -> Rows:
         slots = torch.from_numpy(made.store.tree.match(key).slots)
         assert len(slots) == len(key), f"{len(slots)} of {len(key)} rows are cached"
-        planes = made.store.planes
-        return [(k[slots].clone(), v[slots].clone()) for k, v in zip(planes.keys, planes.values)]
+        both = zip(made.store.planes.keys, made.store.planes.values, strict=True)
+        return [(k[slots].clone(), v[slots].clone()) for k, v in both]
 
     return made.call(read)
 
@@ -166,9 +169,13 @@ def check_slots(made: Engine) -> None:
     def check() -> None:
         store, stats = made.store, made._stats()
         assert (stats.running, stats.waiting) == (0, 0)
-        cached = np.concatenate([np.zeros(0, np.int64), *(node.slots for node in store.tree.nodes())])
+        cached = np.concatenate(
+            [np.zeros(0, np.int64), *(node.slots for node in store.tree.nodes())]
+        )
         every = np.concatenate([cached, store.pool.free_slots()])
-        assert np.array_equal(np.sort(every), np.arange(stats.capacity)), "a slot is lost or named twice"
+        assert np.array_equal(np.sort(every), np.arange(stats.capacity)), (
+            "a slot is lost or named twice"
+        )
         assert stats.free + stats.cached + stats.private == stats.capacity
         assert (stats.private, len(cached), store.tree.locked) == (0, stats.cached, 0)
         assert all(node.locks == 0 for node in store.tree.nodes())
@@ -186,6 +193,31 @@ def nodes_of(made: Engine) -> list[tuple[np.ndarray, Node]]:
     return made.call(walk)
 
 
+def snapshot(made: Engine) -> Any:
+    """Everything that a request could have changed: cached keys and slots, free slots, sessions,
+    rows."""
+
+    def take() -> Any:
+        store = made.store
+        cached = {
+            int(slot): tuple(whole[: len(whole) - len(node.key) + i + 1].tolist())
+            for node in store.tree.nodes()
+            for whole in [np.concatenate([n.key for n in node.path()])]
+            for i, slot in enumerate(node.slots)
+        }
+        sessions = [(x.owner, x.session, x.key.tolist(), x.spans, x.edits) for x in store.lineages]
+        rows = [stack.rows.clone() for stack in store.planes.stacks]
+        return cached, store.pool.free_slots().tolist(), sorted(sessions), rows
+
+    return made.call(take)
+
+
+def assert_unchanged(before: Any, after: Any) -> None:
+    """Two snapshots are the same, rows bitwise."""
+    assert before[:3] == after[:3]
+    assert all(torch.equal(a, b) for a, b in zip(before[3], after[3], strict=True))
+
+
 def marked(key: np.ndarray) -> bool:
     """Whether a mark stands anywhere in a key."""
     return bool((key >> MARK_BITS).any())
@@ -196,7 +228,7 @@ def unmarked(key: np.ndarray) -> np.ndarray:
     return key & ((1 << MARK_BITS) - 1)
 
 
-# -- the reference splice ----------------------------------------------------------------------------
+# -- the reference splice ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -216,14 +248,18 @@ class Fed:
     n: int
 
 
-def segments(source: int, edits: Sequence[Directive], new: int) -> list[Kept | Fed]:
-    """How `edits` (sorted) of `source` rows and `new` tokens behind them are to be executed: written down token
-    by token, from design §1, to check the engine's plans against."""
+def segments(
+    source: int, edits: Sequence[Directive], new: int, available: int | None = None
+) -> list[Kept | Fed]:
+    """How `edits` (sorted) of `source` rows and `new` tokens behind them are to be executed:
+    written down token by token, from design §1, to check the engine's plans against. available:
+    only so many rows are still cached."""
+    available = source if available is None else available
     plan: list[int | None] = []  # per target token its source row, None if it is computed
     at, repair = 0, 0
     for edit in [*edits, None]:
         for row in range(at, edit.start if edit else source):
-            plan.append(None if repair else row)
+            plan.append(None if repair or row >= available else row)
             repair = max(0, repair - 1)
         if edit:
             plan += [None] * len(edit.replacement)
@@ -232,27 +268,28 @@ def segments(source: int, edits: Sequence[Directive], new: int) -> list[Kept | F
     plan += [None] * new
     plan[-1] = None
     out: list[Kept | Fed] = []
-    for dst, row in enumerate(plan):
+    for dst, kept in enumerate(plan):
         last = out[-1] if out else None
-        if row is None and isinstance(last, Fed):
+        if kept is None and isinstance(last, Fed):
             out[-1] = Fed(last.dst, last.n + 1)
-        elif row is None:
+        elif kept is None:
             out.append(Fed(dst, 1))
-        elif isinstance(last, Kept) and last.src + last.n == row:
+        elif isinstance(last, Kept) and last.src + last.n == kept:
             out[-1] = Kept(last.src, last.dst, last.n + 1)
         else:
-            out.append(Kept(row, dst, 1))
+            out.append(Kept(kept, dst, 1))
     return out
 
 
-def inv_freq(model: torch.nn.Module) -> Tensor:
+def inv_freq(model: Any) -> Tensor:
     """The frequencies that a model runs with, fp64."""
     found = [b for name, b in model.named_buffers() if name.endswith("rotary_emb.inv_freq")]
     return found[0].double()
 
 
-def turned(name: str, rows: Tensor, delta: int, model: torch.nn.Module) -> Tensor:
-    """Rows `[n, heads, columns]` with their rotary columns at `delta` positions further on, in fp64."""
+def turned(name: str, rows: Tensor, delta: int, model: Any) -> Tensor:
+    """Rows `[n, heads, columns]` with their rotary columns at `delta` positions further on, in
+    fp64."""
     rotary = ROTARY[name]
     angle = delta * inv_freq(model)
     cos, sin = angle.cos(), angle.sin()
@@ -267,7 +304,7 @@ def turned(name: str, rows: Tensor, delta: int, model: torch.nn.Module) -> Tenso
     return out
 
 
-def turned_rows(name: str, rows: Rows, delta: int, model: torch.nn.Module) -> list[tuple[Tensor, Tensor]]:
+def turned_rows(name: str, rows: Rows, delta: int, model: Any) -> list[tuple[Tensor, Tensor]]:
     """All layers' rows at `delta` positions further on, fp64."""
     rotary, out = ROTARY[name], []
     for layer, (k, v) in enumerate(rows):
@@ -286,20 +323,24 @@ def reference(
     plan: Sequence[Kept | Fed],
     tokens: np.ndarray,
     *,
-    model: torch.nn.Module,
+    model: Any,
     rotate: bool = True,
 ) -> Tensor:
-    """Log-probabilities fp64 `[rest, VOCAB]` that follow each of the tokens of the last segment and those behind it.
+    """Log-probabilities fp64 `[rest, VOCAB]` that follow each of the tokens of the last segment and
+    those behind it.
 
-    source: the original rows. tokens: the target and, behind it, an answer. A DynamicCache is filled segment by segment:
-    kept rows are turned in fp64 and rounded once, everything else is run by Transformers over what is there by then.
+    source: the original rows. tokens: the target and, behind it, an answer. A DynamicCache is
+    filled segment by segment: kept rows are turned in fp64 and rounded once, everything else is run
+    by Transformers over what is there by then.
     """
-    dtype = model.get_input_embeddings().weight.dtype  # type: ignore[operator]
-    cached = DynamicCache(config=model.config)  # type: ignore[arg-type]
+    dtype = model.get_input_embeddings().weight.dtype
+    cached = DynamicCache(config=model.config)
     logits = torch.empty(0)
     for segment in plan:
         if isinstance(segment, Kept):
-            part = [(k[segment.src :][: segment.n], v[segment.src :][: segment.n]) for k, v in source]
+            part = [
+                (k[segment.src :][: segment.n], v[segment.src :][: segment.n]) for k, v in source
+            ]
             shift = segment.dst - segment.src if rotate else 0
             for layer, (k, v) in enumerate(turned_rows(name, part, shift, model)):
                 cached.update(
@@ -313,10 +354,18 @@ def reference(
 
 
 @torch.inference_mode()
-def run(
-    model: torch.nn.Module, tokens: np.ndarray, at: int = 0, cached: DynamicCache | None = None
-) -> Tensor:
-    """Transformers' logits `[n, VOCAB]` for tokens at positions from `at` on, behind what is cached."""
+def fresh_rows(name: str, tokens: np.ndarray, dtype: torch.dtype = torch.float32) -> Rows:
+    """The rows of a prefill by Transformers."""
+    model = plain_model(name, dtype)
+    cached = DynamicCache(config=model.config)
+    run(model, tokens, 0, cached)
+    return [(x.keys[0].transpose(0, 1), x.values[0].transpose(0, 1)) for x in cached.layers]  # type: ignore[union-attr, index]
+
+
+@torch.inference_mode()
+def run(model: Any, tokens: np.ndarray, at: int = 0, cached: DynamicCache | None = None) -> Tensor:
+    """Transformers' logits `[n, VOCAB]` for tokens at positions from `at` on, behind what is
+    cached."""
     out = model(
         input_ids=torch.from_numpy(tokens)[None],
         position_ids=torch.arange(at, at + len(tokens))[None],
@@ -326,13 +375,17 @@ def run(
     return out.logits[0]
 
 
-def fresh(name: str, prompt: np.ndarray, answer: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+def fresh(
+    name: str, prompt: np.ndarray, answer: Sequence[int], dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Log-probabilities fp64 `[len(answer), VOCAB]` of a fresh Transformers forward."""
     tokens = np.concatenate([prompt, np.array(answer[:-1], dtype=np.int64)])
     return run(plain_model(name, dtype), tokens).double().log_softmax(-1)[len(prompt) - 1 :]
 
 
-def generated(name: str, prompt: np.ndarray, n: int, dtype: torch.dtype = torch.float32) -> list[int]:
+def generated(
+    name: str, prompt: np.ndarray, n: int, dtype: torch.dtype = torch.float32
+) -> list[int]:
     """Greedy answer by plain forwards over the whole text, without any cache."""
     tokens = prompt
     for _ in range(n):
@@ -341,8 +394,8 @@ def generated(name: str, prompt: np.ndarray, n: int, dtype: torch.dtype = torch.
 
 
 def assert_same(answer: Answer, expected: Tensor, tolerance: float, what: str = "") -> None:
-    """The answer's distributions are the expected ones, and each of its tokens is the most likely one (up to where the
-    expected ones are closer together than the tolerance)."""
+    """The answer's distributions are the expected ones, and each of its tokens is the most likely
+    one (up to where the expected ones are closer together than the tolerance)."""
     found = distribution(answer)
     assert found.shape == expected.shape
     error = float((found - expected).abs().max())

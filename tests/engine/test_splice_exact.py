@@ -1,13 +1,14 @@
 """I2, I3, I4: what a splice leaves in the cache, and what is said over it.
 
-Expected rows and log-probabilities come from `helpers`: the engine's own original rows, turned in fp64, under Transformers.
+Expected rows and log-probabilities come from `helpers`: the engine's own original rows, turned in
+fp64, under Transformers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from helpers import (
     assert_same,
     engine,
     fresh,
+    fresh_rows,
     greedy,
     inv_freq,
     lineage,
@@ -37,11 +39,10 @@ from helpers import (
     turned_rows,
 )
 from torch import Tensor, nn
-from transformers import DynamicCache
 
 from leyline.directive import Directive, Mode
-from leyline.engine.engine import Engine
-from leyline.engine.request import Report
+from leyline.engine.engine import Answer
+from leyline.engine.request import Channel, Delta, Report, Request
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SOURCE, NEW, STEPS = 160, 12, 8
@@ -92,11 +93,12 @@ def _in_fp32(name: str, dtype: torch.dtype) -> nn.Module:
 def tolerance(name: str, dtype: torch.dtype, *args: object) -> float:
     """How far two right answers can be apart in log-probabilities.
 
-    fp32: a few hundred roundings of 2^-24 through three layers, log-probabilities of about 10: measured 1e-5 at most
-    (phi), so 1e-4. bf16, fp16: the reference in this dtype is `noise` off from the same over the same rows in fp32. The
-    engine orders its sums in another way but rounds as often, so it is as far off and both at most 2 * noise apart; noise
-    is the largest of thousands of values, but still a sample: 3 * noise. Without rotation the distance is far larger (see
-    the control below).
+    fp32: a few hundred roundings of 2^-24 through three layers, log-probabilities of about 10:
+    measured 1e-5 at most (phi), so 1e-4. bf16, fp16: the reference in this dtype is `noise` off
+    from the same over the same rows in fp32. The engine orders its sums in another way but rounds
+    as often, so it is as far off and both at most 2 * noise apart; noise is the largest of
+    thousands of values, but still a sample: 3 * noise. Without rotation the distance is far larger
+    (see the control below).
     """
     if dtype == torch.float32:
         return 1e-4
@@ -115,11 +117,14 @@ def counts(plan: Sequence[Kept | Fed]) -> tuple[int, int, int]:
     return shared, kept - shared, sum(s.n for s in plan if isinstance(s, Fed))
 
 
-def check_rows(name: str, before: Rows, after: Rows, plan: Sequence[Kept | Fed], roundings: int = 1) -> None:
+def check_rows(
+    name: str, before: Rows, after: Rows, plan: Sequence[Kept | Fed], roundings: int = 1
+) -> None:
     """I2: bitwise but for the rotary columns. I3: those within one rounding of a turn in fp64.
 
-    One rounding to the dtype is at most half its eps of the value (half its smallest step near zero); the product in
-    fp32 has three roundings, each at most 2^-24 of the pair's two columns taken together.
+    One rounding to the dtype is at most half its eps of the value (half its smallest step near
+    zero); the product in fp32 has three roundings, each at most 2^-24 of the pair's two columns
+    taken together.
     """
     rotary, model = ROTARY[name], plain_model(name, before[0][0].dtype)
     for segment in plan:
@@ -173,7 +178,9 @@ def splice_once(
         assert (report.prompt, report.fallback) == (len(target), None)
         assert (report.shared, report.moved, report.computed) == (shared, moved, computed)
         assert report.copied == (way == "copied" and moved > 0)
-        behind = [d for d in directives if any(isinstance(s, Kept) and s.src >= d.end for s in plan)]
+        behind = [
+            d for d in directives if any(isinstance(s, Kept) and s.src >= d.end for s in plan)
+        ]
         assert [(e.start, e.end, e.replacement_tokens, e.shift) for e in report.edits] == [
             (d.start, d.end, len(d.replacement), d.shift) for d in behind
         ]
@@ -202,9 +209,12 @@ def splice_once(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_splice(name: str, dtype: torch.dtype) -> None:
-    """I2, I3, I4: every kind of edit on every architecture and dtype; each asked for and executed in one of four ways."""
+    """I2, I3, I4: every kind of edit on every architecture and dtype; each asked for and executed
+    in one of four ways."""
     offset = ARCHITECTURES.index(name) + DTYPES.index(dtype)
     for i, case in enumerate(CASES):
+        if dtype == torch.float16 and (i + offset) % 3:
+            continue  # fp16 is slow on CPUs: another third of the cases for each architecture
         asked, way = HOW[(i + offset) % len(HOW)]
         splice_once(name, dtype, case, asked, way, chunk=(1024, 7)[(i + offset) // 4 % 2], seed=i)
 
@@ -242,28 +252,27 @@ def test_control_without_rotation(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_first_layer_is_true(name: str, dtype: torch.dtype) -> None:
-    """I3: in layer 0 rotary keys depend on token and position alone, so moved rows are those of a fresh prefill.
+    """I3: in layer 0 rotary keys depend on token and position alone, so moved rows are those of a
+    fresh prefill.
 
-    A model may round cos, sin, two products and their sum: at most 4 u of a pair's length for each of the two rows it made
-    (original and fresh); the splice rounds once more: 9 u. And a model's angles are fp32 products.
+    A model may round cos, sin, two products and their sum: at most 4 u of a pair's length for each
+    of the two rows it made (original and fresh); the splice rounds once more: 9 u. And a model's
+    angles are fp32 products.
     """
-    source, directives, target = make(np.random.default_rng(8), [(5, 60, 2), (90, 91, 40)], NEW)
+    source, _, target = make(np.random.default_rng(8), [(5, 60, 2), (90, 91, 40)], NEW)
     model, rotary = plain_model(name, dtype), ROTARY[name]
     with engine(name, dtype) as made:
         ask(made, source, session="s")
         ask(made, target, session="s")
         found = session_rows(made)[0]
-    cached = DynamicCache(config=model.config)  # type: ignore[arg-type]
-    with torch.inference_mode():
-        model(torch.from_numpy(target)[None], past_key_values=cached)
-    layer = cached.layers[0]
-    for tensor, have, want in zip(("keys", "values"), found, (layer.keys, layer.values), strict=True):
-        want = want[0].transpose(0, 1).double()
-        have = have.double()
+    true = fresh_rows(name, target, dtype)[0]
+    for tensor, have, want in zip(("keys", "values"), found, true, strict=True):
+        have, want = have.double(), want.double()
         width = rotary.width if tensor == rotary.tensor else 0
-        # Rows are products of one token's embedding: batched or not, they can differ by their sums' rounding.
+        # Rows are products of one token's embedding: batched or not, they can differ by their sums'
+        # rounding.
         size = want.abs().max()
-        assert (have - want)[..., width:].abs().max() <= 8 * torch.finfo(dtype).eps * size
+        assert ((have - want)[..., width:].abs() <= 8 * torch.finfo(dtype).eps * size).all()
         if width:
             half, unit = width // 2, torch.finfo(dtype).eps / 2
             if rotary.interleaved:
@@ -276,16 +285,13 @@ def test_first_layer_is_true(name: str, dtype: torch.dtype) -> None:
             assert ((pairs[0] - pairs[1]).abs() <= bound).all()
 
 
-def end_to_end(name: str, dtype: torch.dtype, made: Engine, **kwargs: object) -> None:
-    """One turn of a chain: checked as above, from whatever the session has cached."""
-
-
 @pytest.mark.parametrize("way", ["moved", "copied"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_chain(name: str, dtype: torch.dtype, way: str) -> None:
-    """I2, I3, I4: five edits in a row, before and behind earlier ones, each over the rows that the last one left. The rows of
-    the first prompt have then been turned up to five times and are within as many roundings of one turn."""
+    """I2, I3, I4: five edits in a row, before and behind earlier ones, each over the rows that the
+    last one left. The rows of the first prompt have then been turned up to five times and are
+    within as many roundings of one turn."""
     rng = np.random.default_rng(9)
     pool = tokens_of(rng, 500).tolist()
     source = np.array(pool[:SOURCE])
@@ -304,9 +310,9 @@ def test_chain(name: str, dtype: torch.dtype, way: str) -> None:
         for turn, edits in enumerate(turns):
             last = lineage(made)
             before = session_rows(made)
-            if way == "copied":  # somebody else of the same session still reads the rows: a request that runs
-                holder = made.call(lambda key=last.key: made.store.tree.match(key).node)
-                made.call(lambda node=holder: made.store.tree.lock(node))
+            if way == "copied":  # as if another request of the session still read the rows
+                tree, holder = made.store.tree, made.store.tree.match(last.key).node
+                made.call(partial(tree.lock, holder))
             directives, target, at = [], [], 0
             for start, end, n in edits:
                 written, rest = rest[:n], rest[n:]
@@ -323,19 +329,23 @@ def test_chain(name: str, dtype: torch.dtype, way: str) -> None:
             assert (report.shared, report.moved, report.computed) == counts(plan), turn
             assert report.copied == (way == "copied")
             if way == "copied":
-                made.call(lambda node=holder: made.store.tree.unlock(node))
+                made.call(partial(tree.unlock, holder))
             after = session_rows(made)
             check_rows(name, before, after, plan)
             tokens = np.concatenate([prompt, answer.tokens[:-1]])
             expected = reference(name, before, plan, tokens, model=plain_model(name, dtype))
-            assert_same(answer, expected, tolerance(name, dtype, before, plan, tokens), f"turn {turn}")
+            assert_same(
+                answer, expected, tolerance(name, dtype, before, plan, tokens), f"turn {turn}"
+            )
 
             moved_to = np.full(len(tokens), -1)
             for s in (s for s in plan if isinstance(s, Kept)):
                 moved_to[s.dst : s.dst + s.n] = origin[s.src : s.src + s.n]
             origin = moved_to
             now = lineage(made)
-            start_of_moved = next(s.dst for s in plan if isinstance(s, Kept) and (s.src, s.dst) != (0, 0))
+            start_of_moved = next(
+                s.dst for s in plan if isinstance(s, Kept) and (s.src, s.dst) != (0, 0)
+            )
             assert now.exact <= start_of_moved
         assert lineage(made).max_rotations <= len(turns)
         final = session_rows(made)
@@ -344,20 +354,23 @@ def test_chain(name: str, dtype: torch.dtype, way: str) -> None:
     runs = np.split(where, cuts)
     assert sum(len(run) for run in runs) > 100
     whole = [Kept(int(origin[run[0]]), int(run[0]), len(run)) for run in runs]
-    # After each turn the next one starts from a rounded pair: errors add up, and a pair's length is spread
-    # over both columns: twice the bound for one rounding, a turn.
+    # After each turn the next one starts from a rounded pair: errors add up, and a pair's length is
+    # spread over both columns: twice the bound for one rounding, a turn.
     bound_rows(name, first, final, whole, 2 * len(turns))
 
 
 def bound_rows(name: str, before: Rows, after: Rows, plan: Sequence[Kept], roundings: int) -> None:
-    """As `check_rows`, but relative to the pair's length, as the rounding of one turn is turned by the next."""
+    """As `check_rows`, but relative to the pair's length, as the rounding of one turn is turned by
+    the next."""
     rotary, model = ROTARY[name], plain_model(name, before[0][0].dtype)
     for s in plan:
         old = [(k[s.src :][: s.n], v[s.src :][: s.n]) for k, v in before]
         exact = turned_rows(name, old, s.dst - s.src, model)
         for layer, ((ok, ov), (ek, ev)) in enumerate(zip(old, exact, strict=True)):
             k, v = (x[s.dst :][: s.n] for x in after[layer])
-            o, e, n, fixed = (ok, ek, k, (ov, v)) if rotary.tensor == "keys" else (ov, ev, v, (ok, k))
+            o, e, n, fixed = (
+                (ok, ek, k, (ov, v)) if rotary.tensor == "keys" else (ov, ev, v, (ok, k))
+            )
             assert torch.equal(*fixed)
             assert torch.equal(o[..., rotary.width :], n[..., rotary.width :])
             error = (n.double() - e)[..., : rotary.width]
@@ -371,7 +384,8 @@ def bound_rows(name: str, before: Rows, after: Rows, plan: Sequence[Kept], round
 @pytest.mark.parametrize("width", [0, 5, 10_000])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_repair(name: str, width: int, asked: str) -> None:
-    """I4 with REPAIR(w): the first w kept tokens behind each edit are computed. w = 0 is AMORTIZE, w = all a fresh prefill."""
+    """I4 with REPAIR(w): the first w kept tokens behind each edit are computed. w = 0 is AMORTIZE,
+    w = all a fresh prefill."""
     mode = dict(mode=Mode.REPAIR, repair=width)
     source, directives, target = make(
         np.random.default_rng(10), [(30, 50, 3), (80, 90, 1)], NEW, **mode
@@ -394,7 +408,9 @@ def test_repair(name: str, width: int, asked: str) -> None:
         from_scratch = fresh(name, target, answer.tokens)
         if width == 10_000:
             assert_same(answer, from_scratch, 1e-4)
-            assert lineage(made).exact == len(lineage(made).tokens) and not marked(lineage(made).key)
+            assert lineage(made).exact == len(lineage(made).tokens) and not marked(
+                lineage(made).key
+            )
         else:
             with pytest.raises(AssertionError):  # an amortized answer is another one
                 assert_same(answer, from_scratch, 1e-4)
@@ -411,11 +427,14 @@ def test_directives_without_a_prompt() -> None:
         plan = segments(SOURCE, directives, 0)
         assert isinstance(answer.report, Report)
         assert (answer.report.prompt, answer.report.computed) == (len(target), 8)
-        assert_same(answer, reference("llama", before, plan, tokens, model=plain_model("llama")), 1e-4)
+        assert_same(
+            answer, reference("llama", before, plan, tokens, model=plain_model("llama")), 1e-4
+        )
 
 
 def test_edits_ahead_of_the_next_request() -> None:
-    """Design §5: edits applied while the agent waits; the next request finds them done and computes only what is new."""
+    """Design §5: edits applied while the agent waits; the next request finds them done and computes
+    only what is new."""
     source, directives, target = make(np.random.default_rng(12), [(40, 70, 7)], NEW)
     with engine("llama") as made:
         ask(made, source, session="s")
@@ -430,24 +449,36 @@ def test_edits_ahead_of_the_next_request() -> None:
             *segments(SOURCE, directives, 0)[:-1],  # its last segment is the last token alone,
             Fed(len(target) - NEW - 1, NEW + 1),  # computed in the first request
         ]
-        assert_same(answer, reference("llama", before, plan, tokens, model=plain_model("llama"))[-STEPS:], 1e-4)
+        assert_same(
+            answer,
+            reference("llama", before, plan, tokens, model=plain_model("llama"))[-STEPS:],
+            1e-4,
+        )
 
 
 def test_sessions_own_running_request_is_not_disturbed() -> None:
-    """I4: an edit while another request of the session decodes copies the rows; both answers are right."""
+    """I4: an edit while another request of the session decodes copies the rows; both answers are
+    right."""
     source, directives, target = make(np.random.default_rng(13), [(40, 70, 7)], NEW)
     plan = segments(SOURCE, directives, NEW)
     with engine("llama") as made:
         ask(made, source, session="s")
         before = session_rows(made)
-        first = submit_and_start(made, source)
+        channel = Channel("s")
+        running = made.submit(Request(source, greedy(200, ALL), channel))
+        events = running.events()
+        running_head = [next(events), next(events)]
+        assert isinstance(running_head[1], Delta)
         answer = ask(made, target, greedy(STEPS, ALL), "s", directives=directives)
         assert answer.report is not None and answer.report.copied
         tokens = np.concatenate([target, answer.tokens[:-1]])
-        assert_same(answer, reference("llama", before, plan, tokens, model=plain_model("llama")), 1e-4)
-        other = first()
+        assert_same(
+            answer, reference("llama", before, plan, tokens, model=plain_model("llama")), 1e-4
+        )
+        other = Answer(logprobs=[])
+        for event in [*running_head, *events]:
+            if isinstance(event, Delta):
+                other.tokens += event.tokens
+                other.logprobs += event.logprobs
+        assert len(other.tokens) == 200
         assert_same(other, fresh("llama", source, other.tokens), 1e-4)
-
-
-def submit_and_start(made: Engine, prompt: np.ndarray) -> Callable[[], object]:
-    raise NotImplementedError

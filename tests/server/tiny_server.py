@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ from openai import OpenAI
 
 from leyline.engine.engine import Config, Engine, Stats
 from leyline.server.limits import Settings
+from leyline.server.metrics import Metrics
 from leyline.server.run import listen, make_server, url_of
 from leyline.tiny import tiny_model
 
@@ -67,6 +69,7 @@ class Running:
     engine: Engine
     url: str
     keys: tuple[str, ...]
+    metrics: Metrics
 
     def client(self, key: str | None = None) -> OpenAI:
         """The official client. It must not try again: tests want to see the first answer."""
@@ -77,6 +80,15 @@ class Running:
         key = key or (self.keys[0] if self.keys else None)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return httpx.Client(base_url=self.url, headers=headers, timeout=60)
+
+    def answered(self) -> float:
+        """HTTP requests that are over, those of clients that hung up included."""
+        found = next(iter(self.metrics.requests.collect())).samples
+        return sum(sample.value for sample in found if sample.name.endswith("_total"))
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample's value; 0 if there is none yet."""
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
     def settled(self) -> Stats:
         """Stats once nothing runs any more; slots must add up then (I7)."""
@@ -112,7 +124,8 @@ def running(
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
-            yield Running(engine, url_of(listener), settings.api_keys)
+            state = server.config.app.state.leyline  # type: ignore[union-attr]
+            yield Running(engine, url_of(listener), settings.api_keys, state.metrics)
         finally:
             server.should_exit = True
             thread.join(timeout=30)
@@ -120,10 +133,35 @@ def running(
             assert not thread.is_alive()
 
 
+@contextmanager
+def held(engine: Engine) -> Iterator[None]:
+    """Between two passes, the engine does nothing until the block ends."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    thread = threading.Thread(target=engine.call, args=(wait,))
+    thread.start()
+    try:
+        assert begun.wait(60)
+        yield
+    finally:
+        go_on.set()
+        thread.join()
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for something that happens on another thread."""
+    last = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < last, "it never happened"
+        time.sleep(0.005)
+
+
 def words(seed: int, n: int = 200) -> str:
     """`n` words of made-up text, always the same for a seed."""
-    import random
-
     dice = random.Random(seed)
     return " ".join(
         "".join(dice.choice(part) for part in ("bdfgklmnprst", "aeiou", "nrst")) for _ in range(n)

@@ -29,11 +29,11 @@ class EditOptions(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> EditOptions:
-        self.mode, self.repair = check_mode(self.mode, self.repair)
         if self.mode == Mode.REPAIR and "repair" not in self.model_fields_set:
             raise FieldError(
                 "repair", "is missing; mode repair needs the number of tokens to recompute."
             )
+        self.mode, self.repair = check_mode(self.mode, self.repair)
         self._directives = _directives(self.directives)
         modes = [self.mode, *(d.mode for d in self._directives or ())]
         if self.scrub and Mode.FORGET not in modes:

@@ -1,7 +1,7 @@
 """Requests of the OpenAI API, as far as they are served.
 
-A field that is not supported and would change the answer is refused, never ignored; so is an unknown
-one inside `leyline`. Other unknown fields are ignored, as other servers of this API do.
+A field that is not supported and would change the answer is refused, never ignored; so is an
+unknown one inside `leyline`. Other unknown fields are ignored, as other servers of this API do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the measurements share: the model twice, a long real conversation, and the machine's facts."""
+"""What the measurements share: the model twice, a long real conversation, facts on the machine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from leyline import __version__
 from leyline.replay import encode
 from leyline.traces import load_traces
 
@@ -76,13 +77,18 @@ def machine() -> dict[str, Any]:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "load": load,
         "torch_threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "versions": {name: _version(name) for name in ("leyline-kv", "torch", "transformers", "numpy")},
+        "versions": {
+            "leyline": __version__,
+            **{name: _version(name) for name in ("torch", "transformers", "numpy")},
+        },
     }
 
 
@@ -98,4 +104,6 @@ def _cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), ""
+    )

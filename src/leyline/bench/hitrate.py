@@ -1,12 +1,13 @@
 """Prompt tokens cached over recorded sessions: exact prefix against Leyline.
 
-Counts don't depend on weights: by default a tiny random model does, with the real tokenizer. Prompts
-longer than the model was made for are let through, as answers are recorded and not drawn.
+Counts don't depend on weights: by default a tiny random model does, with the real tokenizer.
+Prompts longer than the model was made for are let through, as answers are recorded and not drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leyline.bench.row import Row
@@ -37,6 +38,13 @@ def tiny_engine(tokenizer: Any) -> Engine:
     )
     config = Config(memory_gib=0.03, max_tokens=MAX_TOKENS, max_sessions=4)
     return Engine(model, tokenizer, config, "tiny-llama")
+
+
+def real_engine(path: Path) -> Engine:
+    """The model itself, with prompts of any length let through."""
+    from leyline.engine.engine import Config, Engine
+
+    return Engine.load(path, config=Config(memory_gib=2.0, max_tokens=MAX_TOKENS))
 
 
 def run(

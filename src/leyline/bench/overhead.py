@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
 WITHIN = 0.02
 
 
+def switched_off(engine: Engine) -> Engine:
+    """Another engine over the same weights, with `Config(directives=False)`. Not to be used while
+    the first one runs something."""
+    from leyline.engine.engine import Engine as Other
+
+    model = engine.model
+    model.set_attn_implementation("sdpa")  # type: ignore[operator]  # engines set their own again
+    return Other(model, engine.tokenizer, replace(engine.config, directives=False), engine.name)
+
+
 def run(
     engine: Engine,
     off: Engine,
@@ -24,7 +35,7 @@ def run(
     repeats: int,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
-    """engine, off: two engines over one model, the second with `Config(directives=False)`."""
+    """off: from `switched_off`."""
     from leyline.engine.request import Sampling
 
     sampling = Sampling(max_tokens=new, ignore_eos=True)

@@ -1,6 +1,6 @@
 """An edit near the start of a long conversation: splice against re-prefill, on one engine.
 
-Every repetition edits one token further on, so that no re-prefill finds an earlier one's rows.
+Every request edits one token further on, so that none finds the rows that another one computed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ GOALS = {"replace": 0.08, "delete": 0.06}
 
 
 @dataclass(frozen=True, slots=True)
-class _Edit:
-    """A source and what it becomes."""
+class _Case:
+    """One repetition: a source, and what splice and re-prefill make of it."""
 
     source: np.ndarray
-    target: np.ndarray
+    spliced: np.ndarray
+    whole: np.ndarray
 
 
 def run(
@@ -50,51 +51,53 @@ def run(
     """tokens: a conversation, at least `sizes.conversation` long. The engine's cache is emptied."""
     rows = []
     for kind, stub in (("replace", sizes.stub), ("delete", 0)):
-        edits = [_edit(tokens, sizes, stub, i, engine.vocab_size) for i in range(repeats)]
+        source = tokens[: sizes.conversation]
+        edited = [_edited(source, sizes, stub, i, engine.vocab_size) for i in range(2 * repeats)]
+        cases = [_Case(source, *edited[i : i + 2]) for i in range(0, 2 * repeats, 2)]
         for way, measure in (("moved", _moved), ("copied", _copied)):
             say(f"{kind}, rows {way}")
             engine.reset()
-            rows += measure(engine, edits, kind, sizes, stub)
+            rows += measure(engine, cases, kind, sizes, stub)
     say("slots")
     engine.reset()
     return [*rows, _slots(engine, tokens, sizes)]
 
 
-def _edit(tokens: np.ndarray, sizes: Sizes, stub: int, i: int, vocab: int) -> _Edit:
-    source = tokens[: sizes.conversation]
+def _edited(source: np.ndarray, sizes: Sizes, stub: int, i: int, vocab: int) -> np.ndarray:
+    """The source with its span, `i` tokens further on, replaced by `stub` tokens, and new ones."""
     start, end = sizes.start + i, sizes.start + i + sizes.span
     rng = np.random.default_rng(i)
     cut = [source[:start], rng.integers(0, vocab, stub), source[end:]]
-    return _Edit(source, np.concatenate([*cut, rng.integers(0, vocab, sizes.new)]))
+    return np.concatenate([*cut, rng.integers(0, vocab, sizes.new)])
 
 
-def _moved(engine: Engine, edits: list[_Edit], kind: str, sizes: Sizes, stub: int) -> list[Row]:
+def _moved(engine: Engine, cases: list[_Case], kind: str, sizes: Sizes, stub: int) -> list[Row]:
     """The session is the only user of its rows. Each splice is undone by another one."""
     from leyline.engine.request import Channel
 
     session = Channel("bench")
     pairs, reports = [], []
-    prefill(engine, edits[0].source, session)
-    for edit in edits:
-        whole, _ = first_token(engine, edit.target)
-        spliced, report = first_token(engine, edit.target, session)
+    prefill(engine, cases[0].source, session)
+    for case in cases:
+        spliced, report = first_token(engine, case.spliced, session)
+        whole, _ = first_token(engine, case.whole)
         pairs.append((spliced, whole))
         reports.append(report)
-        prefill(engine, edit.source, session)
+        prefill(engine, case.source, session)
     return _rows("moved", kind, pairs, reports, sizes, stub)
 
 
-def _copied(engine: Engine, edits: list[_Edit], kind: str, sizes: Sizes, stub: int) -> list[Row]:
+def _copied(engine: Engine, cases: list[_Case], kind: str, sizes: Sizes, stub: int) -> list[Row]:
     """Others use the same rows, so they have to stay."""
     from leyline.engine.request import Channel
 
     pairs, reports = [], []
-    prefill(engine, edits[0].source)
-    for i, edit in enumerate(edits):
+    prefill(engine, cases[0].source)
+    for i, case in enumerate(cases):
         session = Channel(f"bench-{i}")
-        prefill(engine, edit.source, session)
-        whole, _ = first_token(engine, edit.target)
-        spliced, report = first_token(engine, edit.target, session)
+        prefill(engine, case.source, session)
+        spliced, report = first_token(engine, case.spliced, session)
+        whole, _ = first_token(engine, case.whole)
         pairs.append((spliced, whole))
         reports.append(report)
         engine.drop_session("", session.session)
@@ -105,7 +108,7 @@ def _rows(
     way: str, kind: str, pairs: list[tuple[float, float]], reports: list, sizes: Sizes, stub: int
 ) -> list[Row]:
     spliced, whole, ratio = paired(pairs)
-    if any(report.copied != (way == "copied") for report in reports):
+    if any(not report.moved or report.copied != (way == "copied") for report in reports):
         raise RuntimeError(f"rows were meant to be {way}, but were not")
     done = f"{sizes.span} tokens of {sizes.conversation} {'replaced' if stub else 'deleted'}"
     computed = max(report.computed for report in reports)
@@ -139,10 +142,11 @@ def _slots(engine: Engine, tokens: np.ndarray, sizes: Sizes) -> Row:
     from leyline.engine.request import Channel
 
     session = Channel("slots")
-    edit = _edit(tokens, sizes, sizes.span - sizes.new, 0, engine.vocab_size)
-    prefill(engine, edit.source, session)
+    source = tokens[: sizes.conversation]
+    target = _edited(source, sizes, sizes.span - sizes.new, 0, engine.vocab_size)
+    prefill(engine, source, session)
     before = engine.stats()
-    report = prefill(engine, edit.target, session)
+    report = prefill(engine, target, session)
     after = engine.stats()
     used = [stats.capacity - stats.free for stats in (before, after)]
     return Row(

@@ -81,8 +81,8 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """key_states, value_states: `[1, heads, T, dim]`. For MLA returns the rows of all chunks one
-        after the other, `[1, heads, sum of lengths, dim]`; else what came in."""
+        """key_states, value_states: `[1, heads, T, dim]`. For MLA returns the rows of all chunks,
+        `[1, heads, sum of lengths, dim]`; else what came in."""
         keys, values = self._pass.planes.keys[layer_idx], self._pass.planes.values[layer_idx]
         _write(keys, self._pass.written, key_states)
         _write(values, self._pass.written, value_states)

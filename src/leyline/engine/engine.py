@@ -150,26 +150,29 @@ class Engine:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: Any,
         tokenizer: Any = None,
         config: Config | None = None,
         name: str = "model",
     ) -> None:
-        """Raises Unsupported, with the reason, for a model that can't be spliced."""
+        """model: a causal LM of Transformers, in its dtype and on its device; its attention
+        implementation is switched. Raises Unsupported, with the reason, if it can't be spliced."""
         self.config = config = config or Config()
         self.name = name
         self.tokenizer = tokenizer
+        if model.config._attn_implementation == ATTENTION:  # another engine's model
+            model.set_attn_implementation("sdpa")
         self.layout: ModelLayout = layout_of(model)
         probe(model, self.layout)
-        weight = model.get_input_embeddings().weight  # type: ignore[operator]
+        weight = model.get_input_embeddings().weight
         capacity = int(config.memory_gib * GIB / (self.layout.row_elements * weight.dtype.itemsize))
         if capacity < 1:
             raise ValueError(f"memory_gib: {config.memory_gib} GiB does not hold a single row")
         model.eval()
-        model.set_attn_implementation(ATTENTION)  # type: ignore[operator]
+        model.set_attn_implementation(ATTENTION)
         self.model = model
-        positions = model.config.max_position_embeddings  # type: ignore[union-attr]
-        self.max_tokens = min(config.max_tokens or positions, capacity)
+        positions: int = config.max_tokens or model.config.max_position_embeddings
+        self.max_tokens = min(positions, capacity)
         self.vocab_size = int(weight.shape[0])
         self.store = Store(
             Planes(self.layout, capacity, weight.dtype, weight.device),
@@ -187,7 +190,7 @@ class Engine:
         )
         self._wake = threading.Condition()
         self._calls: list[Callable[[], None]] = []
-        self._queued = 0
+        self._posted = 0  # requests on their way to the scheduler
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name="leyline-engine", daemon=True)
         self._thread.start()
@@ -206,7 +209,7 @@ class Engine:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         path = Path(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         return cls(model.to(device), tokenizer, config, name or path.name)
 
@@ -227,12 +230,13 @@ class Engine:
         with self._wake:
             if self._closing:
                 raise EngineError("closing", "the server is shutting down")
-            if self._queued >= self.config.max_waiting:
+            queued = self._posted + len(self._scheduler.waiting)
+            if queued >= self.config.max_waiting:
                 raise QueueFull(
                     "queue_full",
-                    f"{self._queued} requests are waiting, no more are taken; try again shortly",
+                    f"{queued} requests are waiting, no more are taken; try again shortly",
                 )
-            self._queued += 1
+            self._posted += 1
 
             self._calls.append(lambda: self._begin(handle, request, emit))
             self._wake.notify()
@@ -297,6 +301,11 @@ class Engine:
 
         return self.call(drop)
 
+    @property
+    def alive(self) -> bool:
+        """Whether requests are taken."""
+        return self._thread.is_alive() and not self._closing
+
     def stats(self) -> Stats:
         """Slots and requests right now."""
         return self.call(self._stats)
@@ -360,23 +369,28 @@ class Engine:
             if closing:
                 self._scheduler.shut_down()
                 return
-            self.store.expire()
-            idle = not self._scheduler.step()
-            with self._wake:
-                self._queued = len(self._scheduler.waiting) + len(self._calls)
+            try:
+                self.store.expire()
+                idle = not self._scheduler.step()
+            except Exception:  # a bug: what is cached can't be trusted any more, the engine lives on
+                log.exception("the scheduler failed; its requests end and the cache is emptied")
+                self._scheduler.give_up()
 
     def _begin(self, handle: Handle, request: Request, emit: Callable[[Event], None]) -> None:
+        with self._wake:
+            self._posted -= 1
         handle.run = self._scheduler.add(request, emit)
 
     def _check(self, request: Request) -> None:
         """Refuse what can never run, before it is queued."""
         prompt, sampling = request.prompt, request.sampling
+        sampling.check(self.vocab_size)
         if prompt is None:
             if request.channel is None or request.channel.directives is None:
                 raise EngineError("empty_prompt", "prompt: missing, and no directives instead")
             return
-        if prompt.ndim != 1 or len(prompt) == 0:
-            raise EngineError("empty_prompt", "prompt: it must have at least one token")
+        if prompt.ndim != 1 or len(prompt) == 0 or prompt.dtype.kind not in "iu":
+            raise EngineError("bad_prompt", "prompt: it must be one or more token ids")
         low, high = int(prompt.min()), int(prompt.max())
         if low < 0 or high >= self.vocab_size:
             bad = low if low < 0 else high

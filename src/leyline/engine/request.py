@@ -30,8 +30,8 @@ class Sampling:
     max_tokens: at most so many; None for as many as fit, 0 to prefill only.
     temperature 0 is greedy. top_k 0 and top_p 1 keep the whole vocabulary.
     logprobs: None for none, else how many alternatives beside the chosen token.
-    forced: a recorded answer, taken instead of drawing one. Its rows are computed in one go, all but
-    the last token's, so that the cache is as if the model had answered so.
+    forced: a recorded answer, taken instead of drawing one. Its rows are computed in one go, all
+    but the last token's, so that the cache is as if the model had answered so.
     """
 
     max_tokens: int | None = None
@@ -43,6 +43,24 @@ class Sampling:
     logprobs: int | None = None
     ignore_eos: bool = False
     forced: tuple[int, ...] | None = None
+
+    def check(self, vocab_size: int) -> None:
+        """Raises EngineError, naming the field, for what can't be drawn."""
+        ok = {
+            "max_tokens": self.max_tokens is None or self.max_tokens >= 0,
+            "temperature": 0 <= self.temperature < float("inf"),
+            "top_p": 0 <= self.top_p <= 1,
+            "top_k": self.top_k >= 0,
+            "seed": self.seed is None or -(2**63) <= self.seed < 2**63,
+            "stop": all(self.stop),
+            "logprobs": self.logprobs is None or 0 <= self.logprobs <= vocab_size,
+            "forced": self.forced is None
+            or (len(self.forced) > 0 and all(0 <= token < vocab_size for token in self.forced)),
+        }
+        for name, fine in ok.items():
+            if not fine:
+                value = getattr(self, name)
+                raise EngineError("bad_sampling", f"{name}: {value!r} is out of range")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +85,11 @@ class Channel:
     def user(self) -> tuple[str, str]:
         """The session's name inside the engine."""
         return (self.owner, self.session)
+
+    @property
+    def forgets(self) -> bool:
+        """Whether anything in it asks for FORGET."""
+        return Mode.FORGET in (self.mode, *(d.mode for d in self.directives or ()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,14 @@ def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator | None
     """Draw one token from `logits` `[vocab]`: temperature, then top-k, then top-p."""
     if sampling.temperature == 0:
         return int(logits.argmax())
-    scaled = logits.float() / sampling.temperature
+    scaled = (logits.float() - logits.max().float()) / sampling.temperature
     if 0 < sampling.top_k < len(scaled):
         scaled[scaled < scaled.topk(sampling.top_k).values[-1]] = float("-inf")
     probs = scaled.softmax(-1)
     if sampling.top_p < 1:
         ordered, which = probs.sort(descending=True)
         before = ordered.cumsum(-1) - ordered
-        ordered[before >= sampling.top_p] = 0  # the most likely token always stays
+        ordered[1:][before[1:] >= sampling.top_p] = 0  # the most likely token always stays
         probs = torch.zeros_like(probs).scatter_(0, which, ordered)
     return int(torch.multinomial(probs, 1, generator=generator))
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from leyline.directive import Mode
 from leyline.engine import splice
 from leyline.engine.cache import Chunk, forward
 from leyline.engine.request import (
@@ -27,17 +26,17 @@ from leyline.engine.request import (
     Fallback,
     Logprob,
     PromptTooLong,
-    Report,
     Request,
     Started,
 )
+from leyline.engine.running import Running, spans_up_to
 from leyline.engine.sampler import logprob_of, make_generator, sample
-from leyline.engine.slots import Slots
+from leyline.engine.slots import NO_SLOTS, Slots
 from leyline.engine.splice import Rows
 from leyline.engine.store import Store
 from leyline.engine.text import TextStream
-from leyline.engine.tree import PUBLIC, Node, User
-from leyline.lineage import Lineage, Span
+from leyline.engine.tree import PUBLIC, User
+from leyline.lineage import Lineage
 
 log = logging.getLogger("leyline.engine")
 
@@ -51,55 +50,6 @@ class Limits:
     chunk: int
     max_tokens: int
     max_waiting: int
-
-
-@dataclass(eq=False)
-class Running:
-    """A request from its arrival to its end.
-
-    tokens, key, slots: int64, as long as the request can get. The first `n` tokens are known, the
-    first `n_rows` of them have rows (while prefilling: those before the next one to compute).
-    """
-
-    request: Request
-    emit: Callable[[Event], None]
-    text: TextStream
-    generator: torch.Generator | None
-    tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    key: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    slots: Slots = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    n: int = 0
-    n_slots: int = 0
-    todo: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    node: Node | None = None
-    locked: int = 0
-    spans: tuple[Span, ...] = ()
-    source_gone: bool = False
-    report: Report | None = None
-    max_new: int = 0
-    produced: int = 0
-    aborted: bool = False
-    detached: bool = False  # its session was dropped: its rows must not be found again
-
-    @property
-    def user(self) -> User:
-        """Whom its rows belong to."""
-        return PUBLIC if self.request.channel is None else self.request.channel.user
-
-    @property
-    def prefilling(self) -> bool:
-        """Whether tokens of its prompt are still to be computed."""
-        return len(self.todo) > 0
-
-    @property
-    def n_rows(self) -> int:
-        """Leading tokens whose rows are computed."""
-        return int(self.todo[0]) if self.prefilling else self.n_slots
-
-    def chunk(self, budget: int) -> Chunk:
-        """Its next tokens to compute, at most `budget`."""
-        positions = self.todo[:budget] if self.prefilling else np.array([self.n - 1])
-        return Chunk(self.slots[: positions[-1] + 1], positions)
 
 
 class Scheduler:
@@ -127,6 +77,7 @@ class Scheduler:
         self.directives = directives
         self.waiting: deque[Running] = deque()
         self.running: list[Running] = []
+        store.uncomputed = self._uncomputed
 
     # -- arrivals and departures ---------------------------------------------------------------
 
@@ -134,7 +85,7 @@ class Scheduler:
         """Queue a request; its events go to `emit`, the last one is Done or Failed."""
         run = Running(
             request,
-            emit,
+            _guarded(emit),
             TextStream(self.tokenizer, request.sampling.stop),
             make_generator(request.sampling, self.store.planes.keys[0].device),
         )
@@ -151,11 +102,19 @@ class Scheduler:
 
     def shut_down(self) -> None:
         """End everything."""
-        for run in list(self.running):
-            self._fail(run, EngineError("closing", "the server is shutting down"))
-        while self.waiting:
-            run = self.waiting.popleft()
-            run.emit(Failed(EngineError("closing", "the server is shutting down")))
+        self._end_all(EngineError("closing", "the server is shutting down"))
+
+    def give_up(self) -> None:
+        """End everything after a failure that nobody foresaw, and start with an empty cache."""
+        self._end_all(EngineError("internal", "the engine failed and has been reset"))
+        self.store.reset()
+
+    def _end_all(self, error: EngineError) -> None:
+        runs = [*self.running, *self.waiting]
+        self.running.clear()
+        self.waiting.clear()
+        for run in runs:
+            run.emit(Failed(error))
 
     def step(self) -> bool:
         """Admit what fits and run one forward pass. False when there was nothing to do."""
@@ -166,9 +125,7 @@ class Scheduler:
             return False
         tokens = np.concatenate([run.tokens[chunk.positions] for run, chunk in batch])
         ends = np.cumsum([len(chunk.positions) for _, chunk in batch])
-        wanted = [
-            i for i, (run, c) in enumerate(batch) if not run.prefilling or len(c.positions) == len(run.todo)
-        ]
+        wanted = [i for i, (run, c) in enumerate(batch) if len(c.positions) >= len(run.todo)]
         try:
             logits = forward(
                 self.model,
@@ -181,11 +138,15 @@ class Scheduler:
         except Exception as error:  # one bad pass must not take the engine down
             log.exception("forward pass failed")
             for run, _ in batch:
-                self._fail(run, EngineError("internal", f"the forward pass failed: {error}"))
+                self._fail(run, EngineError("internal", f"the model failed: {error}"))
             return True
         at = {i: row for row, i in enumerate(wanted)}
         for i, (run, chunk) in enumerate(batch):
-            self._advance(run, len(chunk.positions), logits[at[i]] if i in at else None)
+            try:
+                self._advance(run, len(chunk.positions), logits[at[i]] if i in at else None)
+            except Exception as error:
+                log.exception("a request failed behind the forward pass")
+                self._fail(run, EngineError("internal", f"drawing a token failed: {error}"))
         return True
 
     # -- before the pass -----------------------------------------------------------------------
@@ -209,10 +170,9 @@ class Scheduler:
             return False
         channel = run.request.channel
         assert channel is not None
-        modes = [channel.mode, *(directive.mode for directive in channel.directives or ())]
-        alone = Mode.FORGET in modes
         return any(
-            other.user == run.user and (alone or other.prefilling) for other in self.running
+            other.user == run.user and (channel.forgets or other.prefilling)
+            for other in self.running
         )
 
     def _start(self, run: Running) -> bool:
@@ -220,16 +180,12 @@ class Scheduler:
         channel = run.request.channel
         try:
             if run.report is not None:  # it had to give way before
-                intent = splice.resume(
-                    self.store, run.tokens[: run.n], run.key[: run.n], run.spans
-                )
+                intent = splice.resume(self.store, run.tokens[: run.n], run.key[: run.n], run.spans)
             else:
-                intent = splice.intend(
-                    self.store, run.request, self.vocab_size, self.directives
-                )
+                intent = splice.intend(self.store, run.request, self.vocab_size, self.directives)
                 self._set_length(run, intent.target)
             rows = splice.execute(self.store, intent, channel)
-            if rows is None and intent.plan.moved and not self.running:
+            if rows is None and channel and intent.plan.moved and not self.running:
                 splice.check_strict(channel, Fallback.NO_ROOM)
                 intent = splice.without_splice(self.store, intent, Fallback.NO_ROOM)
                 rows = splice.execute(self.store, intent, channel)
@@ -378,7 +334,7 @@ class Scheduler:
         run.node, run.locked = match.node, n
 
     def _remember(self, run: Running) -> None:
-        """Make what is cached the session's source. Rows of the answer follow those of the prompt."""
+        """Make what is cached the session's source."""
         channel, n = run.request.channel, run.n_rows
         if channel is None or run.detached or not self.directives or n == 0:
             return
@@ -390,11 +346,13 @@ class Scheduler:
                 session=channel.session,
                 tokens=run.tokens[:n].copy(),
                 key=run.key[:n].copy(),
-                spans=_extended(run.spans, n),
-                edits=(last.edits if last else 0) + len(run.report.edits),
+                spans=spans_up_to(run.spans, n),
+                edits=(last.edits if last else 0)
+                + (0 if run.remembered else len(run.report.edits)),
                 created=last.created if last else 0,
             )
         )
+        run.remembered = True
 
     def _finish(self, run: Running, reason: str) -> None:
         text = run.text.flush()
@@ -408,7 +366,8 @@ class Scheduler:
         run.emit(Done(reason, run.report, run.produced, run.text.stopped_by))
 
     def _fail(self, run: Running, error: Exception) -> None:
-        self._release(run)
+        if run.node is not None:
+            self._release(run)
         run.emit(Failed(error))
 
     def _release(self, run: Running) -> None:
@@ -419,18 +378,24 @@ class Scheduler:
         run.node, run.n_slots, run.locked = None, 0, 0
         self.running.remove(run)
 
+    def _uncomputed(self) -> Slots:
+        return np.concatenate([NO_SLOTS, *(run.slots[run.todo] for run in self.running)])
+
     def _sweep(self) -> None:
         """End requests whose client has gone."""
         for run in [run for run in self.waiting if run.aborted]:
             self.waiting.remove(run)
-            run.emit(Failed(EngineError("aborted", "the request was aborted before it began")))
+            if run.report is not None:  # it had to give way, its answer has begun
+                run.emit(Done("abort", run.report, run.produced))
+            else:
+                run.emit(Failed(EngineError("aborted", "the request was aborted before it began")))
         for run in [run for run in self.running if run.aborted]:
             if run.detached or not run.prefilling or not self._must_complete(run):
                 self._finish(run, "abort")
 
     def _must_complete(self, run: Running) -> bool:
-        """Whether an aborted prefill goes on for a little: rows were moved for it, and only the rows
-        between them make them reachable again. What lies behind the last kept row is dropped."""
+        """Whether an aborted prefill goes on for a little: rows were moved for it, and they can be
+        reached again only once those between them are computed. What is behind them is dropped."""
         if not run.source_gone:
             return False
         kept = np.setdiff1d(np.arange(run.n), run.todo)
@@ -447,11 +412,13 @@ class Scheduler:
         return False
 
 
-def _extended(spans: tuple[Span, ...], n: int) -> tuple[Span, ...]:
-    """`spans` over the first `n` rows: cut, or led on by rows computed behind them."""
-    cut = tuple(Span(s.start, min(s.n, n - s.start), s.exact, s.rotations) for s in spans if s.start < n)
-    end = cut[-1].start + cut[-1].n if cut else 0
-    if end == n:
-        return cut
-    exact = all(span.exact for span in cut)
-    return (*cut, Span(end, n - end, exact, 0))
+def _guarded(emit: Callable[[Event], None]) -> Callable[[Event], None]:
+    """A receiver that fails must not take the engine down."""
+
+    def guarded(event: Event) -> None:
+        try:
+            emit(event)
+        except Exception:
+            log.exception("the receiver of a request's events failed")
+
+    return guarded

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from leyline.diff import derive_edits
-from leyline.directive import Edits, Mode
+from leyline.directive import Edits
 from leyline.engine.request import (
     Channel,
     EditReport,
@@ -30,7 +30,7 @@ from leyline.plan import Compute, Keep, Plan, Segment, make_plan
 class Intent:
     """What is to be done for a request; nothing has changed yet.
 
-    plan: its first Keep, if at row 0, are the rows of `base`; further ones are the session's source.
+    plan: its first Keep, if at row 0, is the rows of `base`; further ones are the source's.
     source: the key of the source's rows that are still cached.
     edits: all edits from the source on, also those with nothing kept behind them.
     """
@@ -172,9 +172,7 @@ def _without_source(store: Store, request: Request, enabled: bool) -> Intent:
             Fallback.SOURCE_MISSING,
             f"session {channel.session!r} has no cached sequence to edit: send its prompt first",
         )
-    intent = replace(
-        _share_only(store, request.prompt), fresh=enabled and channel.mode == Mode.FORGET
-    )
+    intent = replace(_share_only(store, request.prompt), fresh=enabled and channel.forgets)
     if not enabled:
         return replace(intent, fallback=Fallback.SWITCHED_OFF)
     asked = channel.directives is not None
@@ -185,14 +183,13 @@ def _from_source(
     store: Store, request: Request, channel: Channel, lineage: Lineage, vocab_size: int
 ) -> Intent:
     target, edits = _edits(request, channel, lineage, vocab_size)
-    forget = channel.mode == Mode.FORGET or any(e.mode == Mode.FORGET for e in edits)
     reports = tuple(
         EditReport(e.start, e.end, len(e.replacement), e.shift, e.mode)
         for e in edits
         if e.end < len(lineage.tokens)
     )
     exact = _share_only(store, target)
-    if forget:
+    if channel.forgets:
         return replace(exact, edits=reports, fresh=True)
     source = store.tree.match(lineage.key)
     plan = make_plan(edits, available=source.n, exact=lineage.exact)

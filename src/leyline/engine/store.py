@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,8 @@ class Store:
         self.lineages = lineages
         self.pool = SlotPool(planes.capacity)
         self.tree = RadixTree()
+        self.uncomputed: Callable[[], Slots] = lambda: NO_SLOTS
+        """Slots of running requests whose rows are still to be computed (the scheduler's)."""
         self._serials = itertools.count(1)
 
     @property
@@ -60,7 +63,8 @@ class Store:
             self.lineages.drop(lineage.owner, lineage.session)
             return False
         for each in dropped:
-            self.forget((each.owner, each.session))
+            if (each.owner, each.session) != (lineage.owner, lineage.session):
+                self.forget((each.owner, each.session))
         return True
 
     def expire(self) -> None:
@@ -75,8 +79,9 @@ class Store:
         return Forgotten(len(slots), shared)
 
     def scrub(self) -> None:
-        """Zero every row that is in no use: also what evicted and edited rows left behind."""
-        self.planes.zero(self.pool.free_slots())
+        """Zero every slot that holds no row in use: also what evicted and edited rows left behind,
+        and what lies where a running request is still to write."""
+        self.planes.zero(np.concatenate([self.pool.free_slots(), self.uncomputed()]))
 
     def reset(self) -> None:
         """Forget everything. No request may be running."""

@@ -24,7 +24,7 @@ class TextStream:
     _held: str = ""  # text that may be the beginning of a stop string
 
     def push(self, token: int) -> str:
-        """Add a token; returns the text that can be shown now. Sets `stopped_by` on a stop string."""
+        """Add a token; returns the text that can be shown now. A stop string sets `stopped_by`."""
         self.tokens.append(token)
         return self._emit(self._decode(final=False))
 

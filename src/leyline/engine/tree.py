@@ -152,8 +152,8 @@ class RadixTree:
         return np.concatenate(dropped)
 
     def can_take(self, node: Node, at: int, user: User) -> bool:
-        """Whether the rows from position `at` to the end of `node` are nobody else's: unlocked, used
-        by no other, and with no other branch behind them."""
+        """Whether the rows from position `at` to the end of `node` are nobody else's: unlocked,
+        used by no other, and with no other branch behind them."""
         if node.children:
             return False
         end = sum(len(each.key) for each in node.path())
@@ -180,18 +180,20 @@ class RadixTree:
 
     def forget(self, user: User, keep: np.ndarray) -> tuple[Slots, int]:
         """Take `user` off every row that is not on the path of `keep`, and drop the rows that had
-        no other user. Returns (slots dropped, rows that stay because others use them too)."""
+        no other user. Returns (slots dropped, rows that stay because others use them too).
+
+        Rows that a running request of `user` holds stay, and stay `user`'s.
+        """
         kept = set(self.match(keep).node.path())
         mine = [node for node in self.nodes() if user in node.users and node not in kept]
         dropped, shared = [NO_SLOTS], 0
         for node in reversed(mine):  # children come after their parents in `nodes`
-            node.users.discard(user)
-            if node.users or node.children or node.locks:
+            if node.users != {user}:
+                node.users.discard(user)
                 shared += len(node.key)
-                node.users = node.users or {PUBLIC}
-                continue
-            dropped.append(node.slots)
-            self._remove(node)
+            elif not node.children and node.locks == 0:
+                dropped.append(node.slots)
+                self._remove(node)
         return np.concatenate(dropped), shared
 
     def nodes(self) -> Iterator[Node]:

@@ -79,8 +79,10 @@ def _of_engine(error: EngineError) -> ApiError:
     if isinstance(error, StrictFallback):
         return ApiError(409, error.message, param="strict", code=reason, headers=_DONT_RETRY)
     match reason:
-        case "context_length_exceeded" | "empty_prompt" | "unknown_token":
+        case "context_length_exceeded" | "empty_prompt" | "bad_prompt" | "unknown_token":
             return ApiError(400, error.message, param="prompt", code=reason)
+        case "bad_sampling":
+            return ApiError(400, error.message, code=reason)
         case Fallback.SOURCE_MISSING:
             return ApiError(404, error.message, param="session", code=reason)
         case "queue_full" | "no_room" | "closing":

@@ -23,7 +23,7 @@ class Settings:
     """
 
     api_keys: tuple[str, ...] = ()
-    max_body_bytes: int = 32 * MIB
+    max_body_bytes: int = 16 * MIB
     max_open: int = 64
 
 

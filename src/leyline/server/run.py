@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import socket
 from collections.abc import Callable
 
@@ -61,9 +62,17 @@ def make_server(engine: Engine, settings: Settings, log_level: str = "info") -> 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises OSError that names the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sends small pieces at once only on sockets that say their protocol. Without, every
+    # streamed token waits for the client's acknowledgement of the last one: 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        if os.name == "posix":  # elsewhere it would let two servers have one port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+        return listener
     except OSError as error:
+        listener.close()
         what = error.strerror or str(error)
         raise OSError(error.errno, f"can't listen on {host}, port {port}: {what}") from error
 

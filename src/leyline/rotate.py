@@ -21,8 +21,9 @@ Deltas = Tensor | int
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-# Elements a block and thread: a block and its scratch stay in cache between the few operations on it.
-_BLOCK = 1 << 16
+# Elements a block and thread: a block and its scratch stay in cache between the few operations on
+# it.
+_BLOCK = 1 << 17
 # Shorter runs of neighbouring slots than this are gathered instead: a slice costs a few calls.
 _LONG_RUN = 16
 
@@ -334,13 +335,13 @@ def _gather_scatter(planes: Tensor, job: _Job, spec: RopeSpec | None, start: int
             turn(*turn.views(some))
             if not whole:
                 rotary[:, changes] = some
-        _words(plane)[job.dst] = _words(rows[0])
+        _scatter(plane, job.dst, rows[0])
 
 
-def _words(rows: Tensor) -> Tensor:
-    """Rows as 16-byte words where they fit: scattering goes by element, and is 3 times faster so."""
-    if not rows.is_contiguous():
-        return rows
-    flat = rows.flatten(1)
-    fits = flat.shape[1] * flat.element_size() % 16 == 0 and rows.data_ptr() % 16 == 0
-    return flat.view(torch.complex128) if fits else flat
+def _scatter(plane: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """`plane[slots] = rows`, by words of 16 bytes where rows are made of these: 3 times faster."""
+    if plane.is_contiguous():
+        plane, rows = plane.flatten(1), rows.flatten(1)
+        if plane.shape[1] * plane.element_size() % 16 == 0 and plane.data_ptr() % 16 == 0:
+            plane, rows = plane.view(torch.complex128), rows.view(torch.complex128)
+    plane[slots] = rows

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers import (
     ALL,
     PREFILL,
@@ -156,6 +157,28 @@ def test_no_room_for_a_copy() -> None:
         refused(made, TARGET, Fallback.NO_ROOM)
         refused(made, TARGET, Fallback.NO_ROOM, directives=EDIT)
         served(made, Fallback.NO_ROOM, directives=EDIT)
+
+
+def test_a_copy_evicts_others() -> None:
+    """I4: making room for a copy never evicts the rows that are to be copied, though they are the
+    least recently used."""
+    with engine(slots=420) as made:
+        ask(made, SOURCE)
+        ask(made, SOURCE, session="s")
+        before = session_rows(made)
+        ask(made, OTHER[:240])
+        assert made.stats().free == 20
+        answer = ask(made, TARGET, greedy(4, ALL), "s", strict=True)
+        assert answer.report is not None and (answer.report.copied, answer.report.moved) == (
+            True,
+            90,
+        )
+        plan = segments(160, EDIT, 10)
+        tokens = np.concatenate([TARGET, answer.tokens[:-1]])
+        expected = reference("llama", before, plan, tokens, model=plain_model("llama"))
+        assert_same(answer, expected, 1e-4)
+        for (k, v), (k2, v2) in zip(before, rows_of(made, SOURCE), strict=True):
+            assert torch.equal(k, k2) and torch.equal(v, v2), "the source of a copy was evicted"
 
 
 def test_room_for_a_move() -> None:
@@ -362,6 +385,6 @@ def test_client_hangs_up_in_a_splice(
             answer, reference("llama", before, plan, tokens, model=plain_model("llama")), 1e-4
         )
         if way == "moved":
-            # What was moved is found where it went, and so is what was computed: both holes at least.
+            # What was moved is found where it went, and so is what was computed: both holes.
             done = max(8, 3 * (aborted_after + 1))
             assert (report.moved, report.computed) == (0, 16 - done)

@@ -213,6 +213,7 @@ def amortize(made: Engine, session: str = "a", owner: str = "") -> tuple[np.ndar
     target = np.concatenate([prompt[:30], prompt[50:], [9]])
     answer = made.submit(Request(target, PREFILL, Channel(session, owner))).result()
     assert answer.report is not None and answer.report.moved == 70
+    assert lineage(made, session, owner).edits == 1
     return prompt, target
 
 
@@ -231,6 +232,26 @@ def test_the_same_tokens_from_somebody_else(who: Channel | None) -> None:
         for (k, v), (k2, v2) in zip(own, rows_of(made, lineage(made, "a").key), strict=True):
             assert torch.equal(k, k2) and torch.equal(v, v2)
         check_tree(made, NAME)
+
+
+def test_two_sessions_that_do_the_same() -> None:
+    """I8: sessions with the same prompt and the same edit have amortized rows of their own, and one
+    that forgets or is dropped takes nothing from the other."""
+    with engine(NAME) as made:
+        amortize(made, "a")
+        _, target = amortize(made, "b")
+        a, b = (lineage(made, session).key for session in "ab")
+        assert np.array_equal(a[:30], b[:30]) and common_prefix(a, b) == 30
+        slots = [made.store.tree.match(key).slots for key in (a, b)]
+        assert len(np.intersect1d(slots[0][30:], slots[1][30:])) == 0
+        check_tree(made, NAME)
+        before = rows_of(made, b)
+        made.drop_session("", "a", scrub=True)
+        assert made.store.tree.match(a).n == 30
+        for (k, v), (k2, v2) in zip(before, rows_of(made, b), strict=True):
+            assert torch.equal(k, k2) and torch.equal(v, v2)
+        view = made.session("", "b")
+        assert view is not None and view.cached == len(target)
 
 
 def test_two_owners_with_one_name() -> None:

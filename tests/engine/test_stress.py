@@ -402,5 +402,32 @@ def test_close_ends_everything() -> None:
             client.check()
         with pytest.raises(EngineError, match="shutting down"):
             made.submit(Request(prompt))
-        stats = made._stats()
-        assert stats.private == 0 and stats.free + stats.cached == stats.capacity
+
+
+@pytest.mark.parametrize("where", ["_compose", "_admit", "_take", "_must_wait"])
+def test_failure_that_nobody_foresaw(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I7: everything ends with an error once, the cache is empty, and the engine goes on."""
+    prompt = tokens_of(np.random.default_rng(9), 30)
+    real = getattr(scheduler.Scheduler, where)
+    calls: list[int] = []
+
+    def failing(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ZeroDivisionError("a bug")
+        return real(*args)
+
+    with engine(max_running=2) as made:
+        ask(made, prompt, session="s")
+        monkeypatch.setattr(scheduler.Scheduler, where, failing)
+        clients = [Client(Request(prompt, greedy(50), c)) for c in (None, Channel("s"), None, None)]
+        for client in clients:
+            client.handle = made.submit(client.request, client.events.append)
+        for _ in range(2000):
+            made.call(lambda: None)
+        for client in clients:
+            client.check()
+        assert any(getattr(c.events[-1], "error", None) is not None for c in clients)
+        check_slots(made)
+        answer = ask(made, prompt, greedy(4, ALL))
+        assert_same(answer, fresh("llama", prompt, answer.tokens), 1e-4)

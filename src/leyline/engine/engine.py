@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from leyline.engine.cache import ATTENTION
+from leyline.engine.linear import use_few_token_linears
 from leyline.engine.planes import Planes
 from leyline.engine.request import (
     Channel,
@@ -156,7 +157,7 @@ class Engine:
         name: str = "model",
     ) -> None:
         """model: a causal LM of Transformers, in its dtype and on its device; its attention
-        implementation is switched. Raises Unsupported, with the reason, if it can't be spliced."""
+        and linear layers are switched. Raises Unsupported, with the reason, if it can't be spliced."""
         self.config = config = config or Config()
         self.name = name
         self.tokenizer = tokenizer
@@ -170,6 +171,7 @@ class Engine:
             raise ValueError(f"memory_gib: {config.memory_gib} GiB does not hold a single row")
         model.eval()
         model.set_attn_implementation(ATTENTION)
+        use_few_token_linears(model)
         self.model = model
         positions: int = config.max_tokens or model.config.max_position_embeddings
         self.max_tokens = min(positions, capacity)

@@ -286,17 +286,17 @@ class Scheduler:
         """Take the recorded answer's tokens; called again when their rows are computed."""
         if run.produced < len(answer):
             run.emit(Delta("", answer))
+            run.produced = len(answer)
             more = len(answer) - 1
             slots = self.store.alloc(more, after=int(run.slots[run.n - 1]))
-            if slots is None:  # the answer is remembered no further than its prompt
-                self._finish(run, "length")
+            if slots is None:  # then the cache goes no further than the prompt
+                self._finish(run, "stop")
                 return
             run.tokens[run.n : run.n + len(answer)] = answer
             run.key[run.n : run.n + len(answer)] = answer
             run.slots[run.n : run.n + more] = slots
             run.todo = np.arange(run.n, run.n + more)
             run.n, run.n_slots = run.n + len(answer), run.n_slots + more
-            run.produced = len(answer)
         if not run.prefilling:
             self._finish(run, "stop")
 

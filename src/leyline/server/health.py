@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from leyline.api.openai_answers import Model, ModelList
-from leyline.engine.engine import Engine
 from leyline.engine.request import EngineError
 from leyline.server.prepare import State, check_model
 
@@ -25,7 +24,7 @@ _PATIENCE_S = 2.0
 async def health(request: Request) -> Response:
     """200 while requests can be served, else 503. Needs no key."""
     state: State = request.app.state.leyline
-    if _alive(state.engine):
+    if state.engine.alive:
         return JSONResponse({"status": "ok"})
     return JSONResponse({"status": "closing"}, 503)
 
@@ -55,10 +54,6 @@ async def model(request: Request, name: str) -> Model:
     state: State = request.app.state.leyline
     check_model(name, state.engine)
     return _model(state)
-
-
-def _alive(engine: Engine) -> bool:
-    return engine._thread.is_alive() and not engine._closing
 
 
 def _model(state: State) -> Model:

@@ -1,4 +1,4 @@
-"""The README and the docs work as they stand: every Python block runs, every link leads somewhere."""
+"""README and docs work as they stand: every Python block runs, every link leads somewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from tiny_server import running
 
 ROOT = Path(__file__).parent.parent

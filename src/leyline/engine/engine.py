@@ -156,8 +156,8 @@ class Engine:
         config: Config | None = None,
         name: str = "model",
     ) -> None:
-        """model: a causal LM of Transformers, in its dtype and on its device; its attention
-        and linear layers are switched. Raises Unsupported, with the reason, if it can't be spliced."""
+        """model: a causal LM of Transformers, in its dtype and on its device; its attention and
+        linear layers are switched. Raises Unsupported, with the reason, if it can't be spliced."""
         self.config = config = config or Config()
         self.name = name
         self.tokenizer = tokenizer
@@ -374,7 +374,7 @@ class Engine:
             try:
                 self.store.expire()
                 idle = not self._scheduler.step()
-            except Exception:  # a bug: what is cached can't be trusted any more, the engine lives on
+            except Exception:  # a bug: what is cached can't be trusted, but the engine lives on
                 log.exception("the scheduler failed; its requests end and the cache is emptied")
                 self._scheduler.give_up()
 

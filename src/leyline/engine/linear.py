@@ -1,8 +1,8 @@
 """Linear layers for a handful of tokens on a CPU.
 
-`x @ W.T` of 2 to 32 fp32 tokens takes several times longer in torch's CPU build than of one: its BLAS
-goes over to a kernel that wants many rows. `W @ x.T` is the same product with the weight's rows as
-the many ones. It makes decoding in batches pay; `leyline bench` has the numbers.
+`x @ W.T` of 2 to 32 fp32 tokens takes several times longer in torch's CPU build than of one: its
+BLAS goes over to a kernel that wants many rows. `W @ x.T` is the same product with the weight's
+rows as the many ones. It makes decoding in batches pay; `leyline bench` has the numbers.
 """
 
 from __future__ import annotations

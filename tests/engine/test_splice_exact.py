@@ -189,6 +189,7 @@ def splice_once(
         check_rows(name, before, after, plan)
         now = lineage(made)
         assert np.array_equal(now.tokens, np.concatenate([target, answer.tokens[:-1]]))
+        assert now.edits == len(report.edits)
         new_slots = made.call(lambda: made.store.tree.match(now.key).slots)
         for s in (s for s in plan if isinstance(s, Kept)):
             same = slots[s.src : s.src + s.n] == new_slots[s.dst : s.dst + s.n]
@@ -444,6 +445,7 @@ def test_edits_ahead_of_the_next_request() -> None:
         answer = ask(made, target, greedy(STEPS, ALL), "s")
         assert answer.report is not None
         assert (answer.report.moved, answer.report.computed) == (0, NEW)
+        assert lineage(made).exact == 47, "rows behind a moved row are not exact"
         tokens = np.concatenate([target, answer.tokens[:-1]])
         plan: list[Kept | Fed] = [
             *segments(SOURCE, directives, 0)[:-1],  # its last segment is the last token alone,

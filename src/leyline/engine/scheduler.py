@@ -152,16 +152,18 @@ class Scheduler:
     # -- before the pass -----------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start waiting requests, oldest first, while there is room."""
-        held: list[Running] = []
-        while self.waiting and len(self.running) < self.limits.max_running:
-            run = self.waiting.popleft()
-            if self._must_wait(run):
-                held.append(run)
-            elif not self._start(run):
-                held.append(run)
-                break
-        self.waiting.extendleft(reversed(held))
+        """Start waiting requests, oldest first, while there is room. Those of one session keep
+        their order."""
+        behind: set[User] = set()
+        for run in list(self.waiting):
+            if len(self.running) >= self.limits.max_running:
+                return
+            if run.user in behind or self._must_wait(run):
+                behind.add(run.user)
+                continue
+            if not self._start(run):
+                return
+            self.waiting.remove(run)
 
     def _must_wait(self, run: Running) -> bool:
         """One session prefills one request at a time, so that each finds what the last one left.

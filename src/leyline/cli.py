@@ -452,7 +452,10 @@ def _for_people() -> Iterator[None]:
         if extra is None:
             raise
         _fail(str(MissingExtra(missing.name or "", extra)))
-    except (OSError, ValueError) as trouble:  # their messages name what was wrong
+    except OSError as trouble:
+        what = trouble.strerror or str(trouble)
+        _fail(f"{trouble.filename}: {what}" if trouble.filename else what)
+    except ValueError as trouble:  # the message names what was wrong
         _fail(str(trouble))
     except KeyboardInterrupt:
         err.print("interrupted")

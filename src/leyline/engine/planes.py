@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,6 +45,7 @@ class Planes:
             planes = self.keys if stack.kind == "keys" else self.values
             for i, layer in enumerate(stack.layers):
                 planes[layer] = stack.rows[i]
+        self.rotate(np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64))  # compiles; 0 stays 0
 
     def rotate(self, slots: Slots, shifts: Slots) -> None:
         """Turn the rotary columns of `slots` in place, row i by `shifts[i]` tokens."""

@@ -372,18 +372,11 @@ def models(
 
 def _print_models(rows: list[dict[str, Any]]) -> None:
     table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 1))
-    for column in (
-        "model",
-        "type",
-        "layers",
-        "rotary columns",
-        "frequencies",
-        "B/token",
-        "positions",
-        "",
-    ):
-        right = column in ("B/token", "positions")
-        table.add_column(column, justify="right" if right else "left", no_wrap=column != "")
+    for column in ("model", "type", "layers", "rotary columns", "frequencies"):
+        table.add_column(column, no_wrap=True)
+    for column in ("B/token", "positions"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for row in rows:
         if not row["supported"]:
             continue
@@ -400,8 +393,8 @@ def _print_models(rows: list[dict[str, Any]]) -> None:
             f"{row['positions']:,}" if row["positions"] else "?",
             note,
         )
-    if table.row_count:
-        out.print(table)
+    if table.row_count:  # numbers are not to be cut: a narrow terminal wraps the lines
+        out.print(table, width=max(out.width, out.measure(table).maximum), crop=False)
     for row in rows:
         if not row["supported"]:
             text = row["why"]

@@ -394,7 +394,8 @@ def _print_models(rows: list[dict[str, Any]]) -> None:
             note,
         )
     if table.row_count:  # numbers are not to be cut: a narrow terminal wraps the lines
-        out.print(table, width=max(out.width, out.measure(table).maximum), crop=False)
+        wide = out.measure(table, options=out.options.update(width=200)).maximum
+        out.print(table, width=max(out.width, wide), crop=False)
     for row in rows:
         if not row["supported"]:
             text = row["why"]

@@ -395,7 +395,7 @@ def _print_models(rows: list[dict[str, Any]]) -> None:
         )
     if table.row_count:  # numbers are not to be cut: a narrow terminal wraps the lines
         wide = out.measure(table, options=out.options.update(width=200)).maximum
-        out.print(table, width=max(out.width, wide), crop=False)
+        Console(width=max(out.width, wide)).print(table)
     for row in rows:
         if not row["supported"]:
             text = row["why"]

@@ -134,6 +134,8 @@ def serve(
             f"up to {engine.max_tokens:,} in a request",
             highlight=False,
         )
+        if engine.max_tokens < 256:
+            err.print("That is too little for most prompts: give more --memory", highlight=False)
         run_server(
             engine,
             host,

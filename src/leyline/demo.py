@@ -90,7 +90,7 @@ def _warm_up(engine: Engine, turn: Turn) -> None:
     """The first passes of a process set things up; they belong to neither arm."""
     from leyline.engine.request import Sampling
 
-    engine.generate(turn.prompt[:256], Sampling(max_tokens=2, ignore_eos=True))
+    engine.generate(turn.prompt, Sampling(max_tokens=2, ignore_eos=True))
 
 
 def _arm_json(arm: ArmResult) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def _headline(prefix: ArmResult, leyline: ArmResult) -> str:
     tokens = prefix.computed_tokens / max(1, leyline.computed_tokens)
     waiting = prefix.ttft_s / max(1e-9, leyline.ttft_s)
     computes = f"Leyline computes {tokens:.1f}× fewer tokens"
-    return f"{computes}, and the first token comes {waiting:.1f}× sooner"
+    return f"{computes}, and waits {waiting:.1f}× less for first tokens"
 
 
 def _bars(axes: Any, result: ArmResult, name: str, color: str, top: float) -> None:

@@ -113,14 +113,16 @@ def tiny_engine(model: str = "llama", rows: int = 20_000, **config: Any) -> Engi
 
 @contextmanager
 def running(
-    engine: Engine | None = None, settings: Settings | None = None, **config: Any
+    engine: Engine | None = None,
+    settings: Settings | None = None,
+    grace_s: float = 0.5,
+    **config: Any,
 ) -> Iterator[Running]:
     """Serve on a free port until the block ends."""
     engine = engine or tiny_engine(**config)
     settings = settings or Settings()
     with listen("127.0.0.1", 0) as listener:
-        server = make_server(engine, settings, log_level="error")
-        server.config.timeout_graceful_shutdown = 1
+        server = make_server(engine, settings, log_level="error", grace_s=grace_s)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:

@@ -79,7 +79,7 @@ def _batched(
     say: Callable[[str], None],
 ) -> Row:
     prompts = [tokens[i * n : (i + 1) * n] for i in range(batch)]
-    _engine(engine, prompts, 2)  # the first call sets things up
+    _engine(engine, prompts, new)  # the first call sets things up
     pairs = []
     for i in range(repeats):
         say(f"{batch} requests, {i + 1} of {repeats}")

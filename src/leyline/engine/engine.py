@@ -166,9 +166,7 @@ class Engine:
         self.layout: ModelLayout = layout_of(model)
         probe(model, self.layout)
         weight = model.get_input_embeddings().weight
-        capacity = int(config.memory_gib * GIB / (self.layout.row_elements * weight.dtype.itemsize))
-        if capacity < 1:
-            raise ValueError(f"memory_gib: {config.memory_gib} GiB does not hold a single row")
+        capacity = _capacity(config, self.layout.row_elements * weight.dtype.itemsize)
         model.eval()
         model.set_attn_implementation(ATTENTION)
         use_few_token_linears(model)
@@ -391,8 +389,10 @@ class Engine:
             if request.channel is None or request.channel.directives is None:
                 raise EngineError("empty_prompt", "prompt: missing, and no directives instead")
             return
-        if prompt.ndim != 1 or len(prompt) == 0 or prompt.dtype.kind not in "iu":
-            raise EngineError("bad_prompt", "prompt: it must be one or more token ids")
+        if prompt.size == 0:
+            raise EngineError("bad_prompt", "prompt: it is empty; it must have at least one token")
+        if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
+            raise EngineError("bad_prompt", "prompt: it must be one list of token ids")
         low, high = int(prompt.min()), int(prompt.max())
         if low < 0 or high >= self.vocab_size:
             bad = low if low < 0 else high
@@ -420,6 +420,16 @@ class Engine:
             waiting=len(self._scheduler.waiting),
             sessions=len(self.store.lineages),
         )
+
+
+def _capacity(config: Config, row_bytes: int) -> int:
+    """Slots that the memory holds."""
+    if not 0 < config.memory_gib < float("inf"):
+        raise ValueError(f"memory_gib: {config.memory_gib}; it must be a number of GiB above 0")
+    capacity = int(config.memory_gib * GIB / row_bytes)
+    if capacity < 1:
+        raise ValueError(f"memory_gib: {config.memory_gib} GiB does not hold a single row")
+    return capacity
 
 
 def _eos(model: Any) -> frozenset[int]:

@@ -6,6 +6,7 @@ of them in one pass.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -87,8 +88,17 @@ def _stacks(
     for (kind, (heads, columns), turns, start), layers in groups.items():
         yield Stack(
             kind=kind,
-            rows=torch.zeros(len(layers), capacity, heads, columns, dtype=dtype, device=device),
+            rows=_zeros((len(layers), capacity, heads, columns), dtype, device),
             layers=tuple(layers),
             rope=layout.rope if turns else None,
             rotary_start=start,
         )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory that is really there, so that no request waits for it; `torch.zeros` is lazy."""
+    try:
+        return torch.empty(shape, dtype=dtype, device=device).zero_()
+    except RuntimeError as error:
+        gib = math.prod(shape) * dtype.itemsize / 1024**3
+        raise ValueError(f"memory_gib: {gib:.1f} GiB for rows are not to be had here") from error

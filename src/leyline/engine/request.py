@@ -107,7 +107,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class EditReport:
-    """An edit with kept rows behind it."""
+    """An edit with kept rows behind it; where the request forgets, any. mode: as executed."""
 
     start: int
     end: int

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from leyline.diff import derive_edits
-from leyline.directive import Edits
+from leyline.directive import Edits, Mode
 from leyline.engine.request import (
     Channel,
     EditReport,
@@ -184,9 +184,11 @@ def _from_source(
 ) -> Intent:
     target, edits = _edits(request, channel, lineage, vocab_size)
     reports = tuple(
-        EditReport(e.start, e.end, len(e.replacement), e.shift, e.mode)
+        EditReport(
+            e.start, e.end, len(e.replacement), e.shift, Mode.FORGET if channel.forgets else e.mode
+        )
         for e in edits
-        if e.end < len(lineage.tokens)
+        if e.start < len(lineage.tokens)
     )
     exact = _share_only(store, target)
     if channel.forgets:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import os
@@ -18,6 +19,8 @@ log = logging.getLogger("leyline.server")
 
 GRACE_S = 10
 """How long answers that are under way may take when the server is to stop."""
+_FAREWELL_S = 5
+"""How long the errors of those that took longer may take to be sent."""
 
 
 def serve(
@@ -47,16 +50,40 @@ def serve(
             engine.close()
 
 
-def make_server(engine: Engine, settings: Settings, log_level: str = "info") -> uvicorn.Server:
+class Server(uvicorn.Server):
+    """uvicorn's server; when its time is up, requests end with an error and are not cut off."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine, grace_s: float) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._grace_s = grace_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's. Closes the engine once `grace_s` seconds are over."""
+        end = asyncio.create_task(self._end_requests())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            end.cancel()
+
+    async def _end_requests(self) -> None:
+        await asyncio.sleep(self._grace_s)
+        log.info("closing: requests still running end now")
+        await asyncio.to_thread(self._engine.close)
+
+
+def make_server(
+    engine: Engine, settings: Settings, log_level: str = "info", grace_s: float = GRACE_S
+) -> Server:
     """A server to be run with a listening socket: `server.run(sockets=[listener])`."""
     config = uvicorn.Config(
         create_app(engine, settings),
         log_level=log_level,
         access_log=False,
         lifespan="off",
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=int(grace_s) + _FAREWELL_S,
     )
-    return uvicorn.Server(config)
+    return Server(config, engine, grace_s)
 
 
 def listen(host: str, port: int) -> socket.socket:

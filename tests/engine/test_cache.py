@@ -83,11 +83,14 @@ def jobs(name: str, rng: np.random.Generator, planes: Planes) -> list[Job]:
     return made
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("block", [1, 7, 256])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_packed_passes(name: str, seed: int) -> None:
+def test_packed_passes(name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefill in chunks, holes between rows that are there, and decoding, mixed at random in each
-    pass. Any row that a request should not read is NaN, so a single one read would show."""
+    pass, with masks for blocks of any size. Any row that a request should not read is NaN, so a
+    single one read would show."""
+    seed = block
+    monkeypatch.setattr("leyline.engine.cache.BLOCK", block)
     rng = np.random.default_rng(seed)
     model = engine_model(name)
     layout = layout_of(model)

@@ -24,6 +24,8 @@ from leyline.engine.slots import Slots, as_run
 
 ATTENTION = "leyline"
 """The name under which the attention function is registered with Transformers."""
+BLOCK = 256
+"""Queries that share a mask. The fewer, the less is computed only to be masked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,15 @@ class Chunk:
 
     slots: Slots
     positions: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some of a chunk's queries, which read rows up to `length` at most, as the mask allows."""
+
+    queries: int
+    length: int
+    mask: Tensor | None
 
 
 class ForwardPass:
@@ -54,8 +65,7 @@ class ForwardPass:
             self.read_all = _index(np.concatenate([chunk.slots for chunk in chunks]), device)
         else:
             self.read = [_index(chunk.slots, device) for chunk in chunks]
-        self.masks = [_mask(chunk, dtype, device) for chunk in chunks]
-        self.causal = [len(c.positions) == len(c.slots) > 1 for c in chunks]
+        self.blocks = [_blocks(chunk, dtype, device) for chunk in chunks]
         self.position_ids = torch.from_numpy(np.concatenate([c.positions for c in chunks]))[None]
         self.position_ids = self.position_ids.to(device)
 
@@ -113,14 +123,14 @@ def attention(
     current = _current.get()
     layer: int = module.layer_idx  # type: ignore[assignment]
     out = [
-        _attend(q, k, v, mask, causal, scaling)
-        for q, (k, v), mask, causal in zip(
+        _attend(q, k[:, :, : block.length], v[:, :, : block.length], block.mask, scaling)
+        for queries, (k, v), blocks in zip(
             query.split(current.queries, 2),
             current.rows(layer, key, value),
-            current.masks,
-            current.causal,
+            current.blocks,
             strict=True,
         )
+        for q, block in zip(queries.split([b.queries for b in blocks], 2), blocks, strict=True)
     ]
     return (torch.cat(out, dim=2) if len(out) > 1 else out[0]).transpose(1, 2).contiguous(), None
 
@@ -156,11 +166,11 @@ def forward(
     return out.logits[0]
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scaling: float | None
-) -> Tensor:
-    """q: `[1, H, n, D]`; k, v: `[1, Hkv, length, D]` and `[1, Hkv, length, Dv]`."""
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """q: `[1, H, n, D]`; k, v: `[1, Hkv, length, D]` and `[1, Hkv, length, Dv]`. Without a mask,
+    queries are the last of the rows."""
     heads, groups = q.shape[1], k.shape[1]
+    causal = mask is None and q.shape[2] > 1
     if q.shape[2] == 1:  # heads of a group read the same rows: make them one query matrix
         folded = q.view(1, groups, heads // groups, q.shape[3])
         out = scaled_dot_product_attention(folded, k, v, scale=scaling)
@@ -170,14 +180,22 @@ def _attend(
     )
 
 
-def _mask(chunk: Chunk, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """0 where a query may read, -inf where not, `[q, length]`; None where no mask is needed."""
+def _blocks(chunk: Chunk, dtype: torch.dtype, device: torch.device) -> list[Block]:
+    """A chunk's queries, a block at a time; a prompt's first chunk is one block without a mask."""
     if len(chunk.positions) in (1, len(chunk.slots)):
-        return None
-    queries = torch.from_numpy(chunk.positions).to(device)
-    columns = torch.arange(len(chunk.slots), device=device)
-    mask = torch.zeros(len(queries), len(columns), dtype=dtype, device=device)
-    return mask.masked_fill_(columns[None] > queries[:, None], float("-inf"))
+        return [Block(len(chunk.positions), len(chunk.slots), None)]
+    every = torch.from_numpy(chunk.positions).to(device)
+    return [
+        Block(len(part), length := int(part[-1]) + 1, _mask(part, length, dtype))
+        for part in every.split(BLOCK)
+    ]
+
+
+def _mask(positions: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """0 where a query may read, -inf where not, `[q, length]`."""
+    columns = torch.arange(length, device=positions.device)
+    mask = torch.zeros(len(positions), length, dtype=dtype, device=positions.device)
+    return mask.masked_fill_(columns[None] > positions[:, None], float("-inf"))
 
 
 def _index(slots: Slots, device: torch.device) -> slice | Tensor:

@@ -198,9 +198,10 @@ def demo(
 
 
 def _demo_bars(bars: Progress) -> dict[str, Any]:
-    """Callbacks that move a progress bar for each arm."""
+    """Callbacks that move a progress bar for each arm, or print lines without a terminal."""
     titles = {"prefix": "plain prefix cache", "leyline": "Leyline"}
     tasks: dict[str, Any] = {}
+    done = dict.fromkeys(titles, 0)
 
     def on_plan(turns: Sequence[Turn]) -> None:
         for arm, title in titles.items():
@@ -210,6 +211,9 @@ def _demo_bars(bars: Progress) -> dict[str, Any]:
     def on_turn(arm: Arm, result: TurnResult) -> None:
         bars.start_task(tasks[arm])
         bars.advance(tasks[arm], result.prompt_tokens)
+        done[arm] += 1
+        if not bars.console.is_terminal and done[arm] % 10 == 0:
+            bars.console.print(f"{titles[arm]}: {done[arm]} calls")
 
     return {"on_plan": on_plan, "on_turn": on_turn}
 

@@ -181,7 +181,7 @@ class Engine:
         self._scheduler = Scheduler(
             model,
             self.store,
-            Limits(config.max_running, config.chunk, self.max_tokens, config.max_waiting),
+            Limits(config.max_running, config.chunk, self.max_tokens),
             latent=any(layer.kind == "mla" for layer in self.layout.layers),
             eos=_eos(model),
             vocab_size=self.vocab_size,

@@ -44,12 +44,11 @@ log = logging.getLogger("leyline.engine")
 @dataclass(frozen=True, slots=True)
 class Limits:
     """max_running: requests in one pass. chunk: tokens in one pass. max_tokens: of a prompt and its
-    answer together. max_waiting: requests in the queue."""
+    answer together."""
 
     max_running: int
     chunk: int
     max_tokens: int
-    max_waiting: int
 
 
 class Scheduler:

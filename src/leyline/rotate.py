@@ -88,21 +88,14 @@ class _Job:
     dst: Tensor
     deltas: Tensor
 
-    @property
-    def moves(self) -> bool:
-        return self.src is not self.dst
-
-    def take(self, rows: Tensor) -> _Job:
-        src = self.src[rows]
-        return _Job(src, self.dst[rows] if self.moves else src, self.deltas[rows])
-
     def changing(self) -> _Job:
-        """Without rows that stay as they are."""
+        """In place: without rows that stay as they are."""
         changes = self.deltas != 0
-        return self if bool(changes.all()) else self.take(changes)
+        slots = self.src[changes.to(self.src.device)]
+        return _Job(slots, slots, self.deltas[changes])
 
     def overlaps(self) -> bool:
-        return self.moves and bool(torch.isin(self.src, self.dst).any())
+        return self.src is not self.dst and bool(torch.isin(self.src, self.dst).any())
 
 
 def _job(planes: Tensor, src: Slots, dst: Slots, deltas: Deltas) -> _Job:

@@ -400,8 +400,7 @@ class Engine:
                 "unknown_token",
                 f"prompt: {bad} is no token of this model (0 to {self.vocab_size - 1})",
             )
-        asked = sampling.max_tokens if sampling.forced is None else len(sampling.forced)
-        most = self.max_tokens - (1 if asked is None else asked)
+        most = self.max_tokens - (1 if sampling.length is None else sampling.length)
         if len(prompt) > most:
             raise PromptTooLong(
                 "context_length_exceeded",

@@ -51,13 +51,10 @@ class Planes:
     def rotate(self, slots: Slots, shifts: Slots) -> None:
         """Turn the rotary columns of `slots` in place, row i by `shifts[i]` tokens."""
         device = self.keys[0].device
-        turned = shifts != 0
-        where, by = torch.from_numpy(slots[turned]), torch.from_numpy(shifts[turned])
+        where, by = torch.from_numpy(slots).to(device), torch.from_numpy(shifts).to(device)
         for stack in self.stacks:
-            if stack.rope is not None and len(where):
-                rotate_rows_(
-                    stack.rows, where.to(device), by.to(device), stack.rope, stack.rotary_start
-                )
+            if stack.rope is not None:
+                rotate_rows_(stack.rows, where, by, stack.rope, stack.rotary_start)
 
     def copy(self, source: Slots, target: Slots, shifts: Slots) -> None:
         """Copy rows `source` to `target`, turned on the way by `shifts` tokens."""

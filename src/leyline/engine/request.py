@@ -44,6 +44,11 @@ class Sampling:
     ignore_eos: bool = False
     forced: tuple[int, ...] | None = None
 
+    @property
+    def length(self) -> int | None:
+        """Tokens that the answer may take; None for as many as fit."""
+        return self.max_tokens if self.forced is None else len(self.forced)
+
     def check(self, vocab_size: int) -> None:
         """Raises EngineError, naming the field, for what can't be drawn."""
         ok = {

@@ -202,8 +202,7 @@ class Scheduler:
         return True
 
     def _set_length(self, run: Running, target: np.ndarray) -> None:
-        sampling = run.request.sampling
-        asked = sampling.max_tokens if sampling.forced is None else len(sampling.forced)
+        asked = run.request.sampling.length
         left = self.limits.max_tokens - len(target)
         if left < 0 or (asked is not None and asked > left):
             raise PromptTooLong(
@@ -256,8 +255,7 @@ class Scheduler:
     def _retract(self, run: Running) -> None:
         """Leave what is computed to the tree, where it may be evicted, and wait for room."""
         # The slot of a token that was to be computed in this pass has no row yet.
-        for extra in range(run.n - 1, run.n_slots):
-            self.store.pool.free(run.slots[extra : extra + 1])
+        self.store.pool.free(run.slots[run.n - 1 : run.n_slots])
         run.n_slots = min(run.n_slots, run.n - 1)
         self._commit(run)
         self._release(run)

@@ -31,7 +31,7 @@ class Intent:
     """What is to be done for a request; nothing has changed yet.
 
     plan: its first Keep, if at row 0, is the rows of `base`; further ones are the source's.
-    source: the key of the source's rows that are still cached.
+    source, source_key: the source's rows that are still cached, and their key.
     edits: all edits from the source on, also those with nothing kept behind them.
     """
 
@@ -40,7 +40,8 @@ class Intent:
     base: Match
     base_key: np.ndarray
     spans: tuple[Span, ...]
-    source: np.ndarray = field(default_factory=lambda: NO_SLOTS)
+    source: Match | None = None
+    source_key: np.ndarray = field(default_factory=lambda: NO_SLOTS)
     edits: tuple[EditReport, ...] = ()
     fallback: Fallback | None = None
     fresh: bool = False
@@ -211,7 +212,8 @@ def _from_source(
         base=base,
         base_key=base_key,
         spans=_provenance(plan, final, lineage.spans, from_source),
-        source=lineage.key[: source.n],
+        source=source,
+        source_key=lineage.key[: source.n],
         edits=reports,
         fallback=fallback,
     )
@@ -290,9 +292,9 @@ def check_strict(channel: Channel, fallback: Fallback | None) -> None:
 
 def _movable(store: Store, intent: Intent, moved: list[Keep], user: User) -> bool:
     """Whether the source's rows behind the shared prefix are nobody else's."""
-    at = common_prefix(intent.source, intent.base_key)
-    node = store.tree.match(intent.source).node
-    return all(keep.src >= at for keep in moved) and store.tree.can_take(node, at, user)
+    assert intent.source is not None
+    at = common_prefix(intent.source_key, intent.base_key)
+    return all(k.src >= at for k in moved) and store.tree.can_take(intent.source.node, at, user)
 
 
 def _fits(store: Store, intent: Intent, moved: list[Keep], in_place: bool) -> bool:
@@ -301,10 +303,10 @@ def _fits(store: Store, intent: Intent, moved: list[Keep], in_place: bool) -> bo
     n = sum(keep.n for keep in moved)
     if not moved or in_place:
         return intent.plan.computed + n <= store.room
-    source = store.tree.match(intent.source).node
-    store.tree.lock(source)
+    assert intent.source is not None
+    store.tree.lock(intent.source.node)
     fits = intent.plan.computed + n <= store.room
-    store.tree.unlock(source)
+    store.tree.unlock(intent.source.node)
     return fits
 
 
@@ -320,8 +322,8 @@ def _forget(store: Store, intent: Intent, channel: Channel | None) -> Forgotten:
 
 def _move(store: Store, intent: Intent, moved: list[Keep], slots: Slots, user: User) -> None:
     """Take the source's rows out of the tree and turn them in place. No second copy is made."""
-    at = common_prefix(intent.source, intent.base_key)
-    taken = store.tree.take(intent.source, at, user)
+    at = common_prefix(intent.source_key, intent.base_key)
+    taken = store.tree.take(intent.source_key, at, user)
     left = np.ones(len(taken), dtype=bool)
     for keep in moved:
         where = slice(keep.src - at, keep.src - at + keep.n)
@@ -334,7 +336,8 @@ def _move(store: Store, intent: Intent, moved: list[Keep], slots: Slots, user: U
 
 def _copy(store: Store, intent: Intent, moved: list[Keep], slots: Slots) -> None:
     """Copy the source's rows, turned on the way; the source stays as it is."""
-    source = store.tree.match(intent.source)
+    source = intent.source
+    assert source is not None
     store.tree.lock(source.node)  # allocating evicts
     try:
         base = intent.base

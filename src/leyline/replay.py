@@ -97,7 +97,8 @@ def replay(
 ) -> ArmResult:
     """Send the turns one after the other; each waits for the one before. The engine's cache is left
     as it is at the start. name: of the session, for the arm that has one."""
-    from leyline.engine.request import Channel, Sampling
+    from leyline.channel import Channel
+    from leyline.engine.request import Sampling
 
     channel = Channel(name) if arm == "leyline" else None
     results = []

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from leyline.channel import Channel
 from leyline.directive import Directive, Mode
 from leyline.engine.engine import GIB, Answer, Config, Engine
-from leyline.engine.request import Channel, Request, Sampling
+from leyline.engine.request import Request, Sampling
 from leyline.engine.tree import Node
 from leyline.layout import layout_of
 from leyline.lineage import MARK_BITS, Lineage

@@ -29,17 +29,11 @@ from helpers import (
     tokens_of,
 )
 
+from leyline.channel import Channel, EngineError, Fallback, StrictFallback
 from leyline.directive import Directive, DirectiveError, Mode
 from leyline.engine import scheduler
 from leyline.engine.engine import Engine
-from leyline.engine.request import (
-    Channel,
-    EngineError,
-    Fallback,
-    PromptTooLong,
-    Request,
-    StrictFallback,
-)
+from leyline.engine.request import PromptTooLong, Request
 
 RNG = np.random.default_rng(0)
 TOKENS = tokens_of(RNG, 500)

@@ -22,9 +22,10 @@ from helpers import (
     tokens_of,
 )
 
+from leyline.channel import Channel
 from leyline.directive import Directive, Mode
 from leyline.engine.engine import Engine
-from leyline.engine.request import Channel, Delta, Request
+from leyline.engine.request import Delta, Request
 from leyline.engine.tree import common_prefix
 
 S = ("", "s")

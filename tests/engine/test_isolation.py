@@ -25,9 +25,10 @@ from helpers import (
     tokens_of,
 )
 
+from leyline.channel import Channel, Fallback
 from leyline.directive import Directive, Mode
 from leyline.engine.engine import Answer, Engine
-from leyline.engine.request import Channel, Fallback, Request, Sampling
+from leyline.engine.request import Request, Sampling
 from leyline.engine.tree import PUBLIC, common_prefix
 
 NAME = "deepseek_v2"

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from leyline.channel import Channel
 from leyline.engine.engine import Config, Engine
-from leyline.engine.request import Channel, Sampling
+from leyline.engine.request import Sampling
 from leyline.replay import turns_of
 from leyline.traces import load_traces
 

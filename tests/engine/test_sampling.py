@@ -25,8 +25,9 @@ from helpers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from leyline.channel import EngineError
 from leyline.engine.engine import Handle
-from leyline.engine.request import Delta, EngineError, Request, Sampling
+from leyline.engine.request import Delta, Request, Sampling
 from leyline.engine.sampler import logprob_of, make_generator, sample
 from leyline.engine.text import TextStream
 

@@ -40,9 +40,10 @@ from helpers import (
 )
 from torch import Tensor, nn
 
+from leyline.channel import Channel, Report
 from leyline.directive import Directive, Mode
 from leyline.engine.engine import Answer
-from leyline.engine.request import Channel, Delta, Report, Request
+from leyline.engine.request import Delta, Request
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SOURCE, NEW, STEPS = 160, 12, 8

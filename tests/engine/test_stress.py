@@ -25,21 +25,11 @@ from helpers import (
     tokens_of,
 )
 
+from leyline.channel import Channel, EngineError
 from leyline.directive import Directive, Mode
 from leyline.engine import scheduler
 from leyline.engine.engine import Engine, Handle
-from leyline.engine.request import (
-    Channel,
-    Delta,
-    Done,
-    EngineError,
-    Event,
-    Failed,
-    QueueFull,
-    Request,
-    Sampling,
-    Started,
-)
+from leyline.engine.request import Delta, Done, Event, Failed, QueueFull, Request, Sampling, Started
 from leyline.engine.tree import PUBLIC
 
 

@@ -11,8 +11,9 @@ import pytest
 from openai import OpenAI
 from tiny_server import Running, tiny_tokenizer, words
 
+from leyline.channel import Channel
 from leyline.directive import Directive
-from leyline.engine.request import Channel, Request, Sampling
+from leyline.engine.request import Request, Sampling
 
 
 def conversation(seed: int, first: str) -> list[Any]:

@@ -73,7 +73,7 @@ def _edited(source: np.ndarray, sizes: Sizes, stub: int, i: int, vocab: int) -> 
 
 def _moved(engine: Engine, cases: list[_Case], kind: str, sizes: Sizes, stub: int) -> list[Row]:
     """The session is the only user of its rows. Each splice is undone by another one."""
-    from leyline.engine.request import Channel
+    from leyline.channel import Channel
 
     session = Channel("bench")
     pairs, reports = [], []
@@ -89,7 +89,7 @@ def _moved(engine: Engine, cases: list[_Case], kind: str, sizes: Sizes, stub: in
 
 def _copied(engine: Engine, cases: list[_Case], kind: str, sizes: Sizes, stub: int) -> list[Row]:
     """Others use the same rows, so they have to stay."""
-    from leyline.engine.request import Channel
+    from leyline.channel import Channel
 
     pairs, reports = [], []
     prefill(engine, cases[0].source)
@@ -139,7 +139,7 @@ def _rows(
 
 def _slots(engine: Engine, tokens: np.ndarray, sizes: Sizes) -> Row:
     """An edit that keeps the length: as many rows as before, unless there is a second copy."""
-    from leyline.engine.request import Channel
+    from leyline.channel import Channel
 
     session = Channel("slots")
     source = tokens[: sizes.conversation]

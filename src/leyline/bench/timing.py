@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from leyline.channel import Channel, Report
     from leyline.engine.engine import Engine
-    from leyline.engine.request import Channel, Report, Request
+    from leyline.engine.request import Request
 
 
 def seconds(function: Callable[[], Any]) -> float:

@@ -15,20 +15,18 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from leyline.channel import Channel, EngineError, Report
 from leyline.engine.cache import ATTENTION
 from leyline.engine.linear import use_few_token_linears
 from leyline.engine.planes import Planes
 from leyline.engine.request import (
-    Channel,
     Delta,
     Done,
-    EngineError,
     Event,
     Failed,
     Logprob,
     PromptTooLong,
     QueueFull,
-    Report,
     Request,
     Sampling,
     Started,

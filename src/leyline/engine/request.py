@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import numpy as np
 
-from leyline.directive import Directive, Mode
-
-
-class Fallback(StrEnum):
-    """Why a directive was not spliced and its rows were prefilled instead (I6)."""
-
-    SOURCE_MISSING = "source_missing"
-    """Nothing is cached for that session: unknown name, expired, evicted, or another tenant's."""
-    SOURCE_PARTLY_EVICTED = "source_partly_evicted"
-    """Some rows that the plan keeps were evicted; the rest was spliced."""
-    NO_ROOM = "no_room"
-    """The source is in use elsewhere and there are not enough free slots for a copy."""
-    SWITCHED_OFF = "switched_off"
-    """The engine runs without directives."""
+from leyline.channel import Channel, EngineError, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,35 +55,6 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
-    """The `leyline` object of a request, checked.
-
-    owner: the tenant; sessions of one owner are `source_missing` to all others.
-    directives: explicit edits of the session's source; edits that lead on from there to the prompt
-    are derived. None derives them all.
-    scrub: with FORGET, zero every row that nobody uses afterwards.
-    """
-
-    session: str
-    owner: str = ""
-    mode: Mode = Mode.AMORTIZE
-    repair: int = 0
-    directives: tuple[Directive, ...] | None = None
-    strict: bool = False
-    scrub: bool = False
-
-    @property
-    def user(self) -> tuple[str, str]:
-        """The session's name inside the engine."""
-        return (self.owner, self.session)
-
-    @property
-    def forgets(self) -> bool:
-        """Whether anything in it asks for FORGET."""
-        return Mode.FORGET in (self.mode, *(d.mode for d in self.directives or ()))
-
-
-@dataclass(frozen=True, slots=True)
 class Request:
     """A prompt to continue.
 
@@ -108,43 +65,6 @@ class Request:
     prompt: np.ndarray | None
     sampling: Sampling = field(default_factory=Sampling)
     channel: Channel | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EditReport:
-    """An edit with kept rows behind it; where the request forgets, any. mode: as executed."""
-
-    start: int
-    end: int
-    replacement_tokens: int
-    shift: int
-    mode: Mode
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What became of a prompt: its tokens add up, `prompt = shared + moved + computed`.
-
-    copied: the kept rows were copied, as somebody else uses the source; else they were moved.
-    forgotten, kept_by_others: with FORGET, rows dropped, and rows that stay for others.
-    """
-
-    prompt: int
-    shared: int
-    moved: int
-    computed: int
-    session: str | None = None
-    edits: tuple[EditReport, ...] = ()
-    copied: bool = False
-    fallback: Fallback | None = None
-    splice_ms: float = 0.0
-    forgotten: int = 0
-    kept_by_others: int = 0
-
-    @property
-    def cached(self) -> int:
-        """Prompt tokens that were not computed."""
-        return self.shared + self.moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,22 +112,9 @@ class Failed:
 Event = Started | Delta | Done | Failed
 
 
-class EngineError(Exception):
-    """A request that the engine refuses. `reason` is one word, the message a sentence."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message
-
-
 class PromptTooLong(EngineError):
     """More tokens than the model or the slots can hold."""
 
 
 class QueueFull(EngineError):
     """Too many requests are waiting."""
-
-
-class StrictFallback(EngineError):
-    """`strict` was set and a directive could not be spliced."""

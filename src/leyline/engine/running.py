@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from leyline.channel import Report
 from leyline.engine.cache import Chunk
-from leyline.engine.request import Event, Report, Request
+from leyline.engine.request import Event, Request
 from leyline.engine.slots import Slots
 from leyline.engine.text import TextStream
 from leyline.engine.tree import PUBLIC, Node, User

@@ -15,15 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from leyline.channel import EngineError, Fallback, check_strict
 from leyline.engine import splice
 from leyline.engine.cache import Chunk, forward
 from leyline.engine.request import (
     Delta,
     Done,
-    EngineError,
     Event,
     Failed,
-    Fallback,
     Logprob,
     PromptTooLong,
     Request,
@@ -186,8 +185,8 @@ class Scheduler:
                 intent = splice.intend(self.store, run.request, self.vocab_size, self.directives)
                 self._set_length(run, intent.target)
             rows = splice.execute(self.store, intent, channel)
-            if rows is None and channel and intent.plan.moved and not self.running:
-                splice.check_strict(channel, Fallback.NO_ROOM)
+            if rows is None and channel and intent.reuse.moved and not self.running:
+                check_strict(channel, Fallback.NO_ROOM)
                 intent = splice.without_splice(self.store, intent, Fallback.NO_ROOM)
                 rows = splice.execute(self.store, intent, channel)
         except Exception as error:  # told to the client; nothing of the request is left here

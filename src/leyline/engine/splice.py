@@ -8,43 +8,38 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from leyline.diff import derive_edits
-from leyline.directive import Edits, Mode
-from leyline.engine.request import (
-    Channel,
-    EditReport,
-    EngineError,
-    Fallback,
-    Report,
-    Request,
-    StrictFallback,
-)
+from leyline.channel import Channel, EditReport, EngineError, Fallback, Report, check_strict
+from leyline.engine.request import Request
 from leyline.engine.slots import NO_SLOTS, Slots
 from leyline.engine.store import Forgotten, Store
 from leyline.engine.tree import PUBLIC, Match, Node, User, common_prefix
-from leyline.lineage import Lineage, Span, mark_key, spans_after
-from leyline.plan import Compute, Keep, Plan, Segment, make_plan
+from leyline.lineage import Lineage, Span, mark_key
+from leyline.plan import Keep, Plan
+from leyline.reuse import Reuse, edit_reports, edits_of, provenance, reuse, share_only
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
     """What is to be done for a request; nothing has changed yet.
 
-    plan: its first Keep, if at row 0, is the rows of `base`; further ones are the source's.
+    reuse: its shared rows are those of `base`.
     source, source_key: the source's rows that are still cached, and their key.
     edits: all edits from the source on, also those with nothing kept behind them.
     """
 
     target: np.ndarray
-    plan: Plan
+    reuse: Reuse
     base: Match
     base_key: np.ndarray
     spans: tuple[Span, ...]
     source: Match | None = None
     source_key: np.ndarray = field(default_factory=lambda: NO_SLOTS)
     edits: tuple[EditReport, ...] = ()
-    fallback: Fallback | None = None
     fresh: bool = False
+
+    def instead(self, reason: Fallback) -> Intent:
+        """The same, said to be less than was asked for."""
+        return replace(self, reuse=replace(self.reuse, fallback=reason))
 
 
 @dataclass(slots=True)
@@ -81,7 +76,7 @@ def intend(store: Store, request: Request, vocab_size: int, enabled: bool = True
         intent = _without_source(store, request, enabled)
     else:
         intent = _from_source(store, request, channel, lineage, vocab_size)
-    check_strict(channel, intent.fallback)
+    check_strict(channel, intent.reuse.fallback)
     return intent
 
 
@@ -89,10 +84,10 @@ def execute(store: Store, intent: Intent, channel: Channel | None) -> Rows | Non
     """Carry out an intent. None, and nothing changed, when there is no room for it now."""
     began = time.perf_counter()
     user = PUBLIC if channel is None else channel.user
-    plan, base = intent.plan, intent.base
+    plan, base = intent.reuse.plan, intent.base
     slots = np.full(plan.target_length, -1, dtype=np.int64)
     slots[: base.n] = base.slots
-    moved = [keep for keep in plan.keeps if keep.dst >= base.n]
+    moved = intent.reuse.moved
     store.tree.lock(base.node)
     in_place = bool(moved) and _movable(store, intent, moved, user)
     if not _fits(store, intent, moved, in_place):
@@ -119,7 +114,7 @@ def execute(store: Store, intent: Intent, channel: Channel | None) -> Rows | Non
         session=None if channel is None else channel.session,
         edits=tuple(e for e in intent.edits if intent.fresh or _kept_behind(e, moved)),
         copied=bool(moved) and not in_place,
-        fallback=intent.fallback,
+        fallback=intent.reuse.fallback,
         splice_ms=(time.perf_counter() - began) * 1e3,
         forgotten=forgotten.freed if forgotten else 0,
         kept_by_others=forgotten.kept_by_others if forgotten else 0,
@@ -144,7 +139,7 @@ def resume(store: Store, tokens: np.ndarray, key: np.ndarray, spans: tuple[Span,
 
 def without_splice(store: Store, intent: Intent, reason: Fallback) -> Intent:
     """The same request, prefilled behind its exact prefix."""
-    return replace(_share_only(store, intent.target), edits=intent.edits, fallback=reason)
+    return replace(_share_only(store, intent.target), edits=intent.edits).instead(reason)
 
 
 # -- planning ---------------------------------------------------------------------------------
@@ -153,11 +148,9 @@ def without_splice(store: Store, intent: Intent, reason: Fallback) -> Intent:
 def _share_only(store: Store, target: np.ndarray, base: Match | None = None) -> Intent:
     """Reuse `base`, by default the longest exact prefix; the last token is always computed."""
     base = base or store.tree.match(target[:-1])
-    segments: list[Segment] = [Keep(0, 0, base.n)] if base.n else []
-    segments.append(Compute(base.n, len(target) - base.n))
     return Intent(
         target=target,
-        plan=Plan(tuple(segments), len(target), len(target)),
+        reuse=share_only(len(target), base.n),
         base=base,
         base_key=target[: base.n],
         spans=(Span(0, len(target), True, 0),),
@@ -175,137 +168,56 @@ def _without_source(store: Store, request: Request, enabled: bool) -> Intent:
         )
     intent = replace(_share_only(store, request.prompt), fresh=enabled and channel.forgets)
     if not enabled:
-        return replace(intent, fallback=Fallback.SWITCHED_OFF)
+        return intent.instead(Fallback.SWITCHED_OFF)
     asked = channel.directives is not None
-    return replace(intent, fallback=Fallback.SOURCE_MISSING) if asked else intent
+    return intent.instead(Fallback.SOURCE_MISSING) if asked else intent
 
 
 def _from_source(
     store: Store, request: Request, channel: Channel, lineage: Lineage, vocab_size: int
 ) -> Intent:
-    target, edits = _edits(request, channel, lineage, vocab_size)
-    reports = tuple(
-        EditReport(
-            e.start, e.end, len(e.replacement), e.shift, Mode.FORGET if channel.forgets else e.mode
-        )
-        for e in edits
-        if e.start < len(lineage.tokens)
-    )
+    target, edits = edits_of(channel, lineage.tokens, request.prompt, vocab_size)
+    reports = edit_reports(channel, edits)
     exact = _share_only(store, target)
     if channel.forgets:
         return replace(exact, edits=reports, fresh=True)
     source = store.tree.match(lineage.key)
-    plan = make_plan(edits, available=source.n, exact=lineage.exact)
-    whole = make_plan(edits, exact=lineage.exact)
-    if exact.base.n >= plan.shared:
-        base, base_key, from_source = exact.base, exact.base_key, False
-    else:
-        base = store.tree.match(lineage.key[: plan.shared])
-        base_key, from_source = lineage.key[: plan.shared], True
-    final = _behind(plan, base.n, from_source)
-    fallback = None
-    if final.computed > whole.computed:
-        fallback = Fallback.SOURCE_PARTLY_EVICTED if source.n else Fallback.SOURCE_MISSING
+    chosen = reuse(edits, lineage, exact=exact.base.n, source=source.n)
+    base, base_key = exact.base, exact.base_key
+    if chosen.from_source:
+        base_key = lineage.key[: chosen.shared]
+        base = store.tree.match(base_key)
     return Intent(
         target=target,
-        plan=final,
+        reuse=chosen,
         base=base,
         base_key=base_key,
-        spans=_provenance(plan, final, lineage.spans, from_source),
+        spans=provenance(chosen, lineage.spans),
         source=source,
         source_key=lineage.key[: source.n],
         edits=reports,
-        fallback=fallback,
     )
-
-
-def _edits(
-    request: Request, channel: Channel, lineage: Lineage, vocab_size: int
-) -> tuple[np.ndarray, Edits]:
-    """The prompt, and the edits that lead to it from the session's source."""
-    source = lineage.tokens
-    mode = channel.mode
-    if channel.directives is None:
-        assert request.prompt is not None
-        return request.prompt, derive_edits(
-            source, request.prompt, mode=mode, repair=channel.repair
-        )
-    edits = Edits.of(channel.directives, len(source), vocab_size)
-    edited = edits.apply(source)
-    if request.prompt is None:
-        if len(edited) == 0:
-            raise EngineError("empty_prompt", "the directives leave nothing of the sequence")
-        return edited, edits
-    # What the directives leave open, new tokens above all, is derived as ever.
-    rest = derive_edits(edited, request.prompt, mode=mode, repair=channel.repair)
-    return request.prompt, edits.compose(rest)
-
-
-def _behind(plan: Plan, n: int, from_source: bool) -> Plan:
-    """`plan` with its first `n` rows taken from the tree as they are: the source's own rows, or
-    exact ones."""
-    segments: list[Segment] = [Keep(0, 0, n)] if n else []
-    for s in plan.segments:
-        cut = max(0, n - s.dst)
-        if cut >= s.n:
-            continue
-        if isinstance(s, Keep):
-            segments.append(Keep(s.src + cut, s.dst + cut, s.n - cut))
-        else:
-            segments.append(Compute(s.dst + cut, s.n - cut))
-    moved = (s.dst for s in segments if isinstance(s, Keep) and s.dst >= n)
-    first = next(moved, plan.target_length)
-    return Plan(
-        tuple(segments),
-        plan.target_length,
-        min(plan.amortized_from, first) if from_source else first,
-    )
-
-
-def _provenance(
-    plan: Plan, final: Plan, spans: tuple[Span, ...], from_source: bool
-) -> tuple[Span, ...]:
-    """Where the target's rows come from."""
-    derived = spans_after(plan, spans)
-    if from_source:
-        return derived
-    n = final.amortized_from
-    rest = [
-        Span(max(s.start, n), s.start + s.n - max(s.start, n), False, s.rotations)
-        for s in derived
-        if s.start + s.n > n
-    ]
-    return (Span(0, n, True, 0), *rest) if n else tuple(rest)
-
-
-def check_strict(channel: Channel, fallback: Fallback | None) -> None:
-    if channel.strict and fallback is not None:
-        raise StrictFallback(
-            fallback,
-            f"strict: the request could not be spliced ({fallback}) and was not run; "
-            "leave strict out to have it prefilled",
-        )
 
 
 # -- execution --------------------------------------------------------------------------------
 
 
-def _movable(store: Store, intent: Intent, moved: list[Keep], user: User) -> bool:
+def _movable(store: Store, intent: Intent, moved: tuple[Keep, ...], user: User) -> bool:
     """Whether the source's rows behind the shared prefix are nobody else's."""
     assert intent.source is not None
     at = common_prefix(intent.source_key, intent.base_key)
     return all(k.src >= at for k in moved) and store.tree.can_take(intent.source.node, at, user)
 
 
-def _fits(store: Store, intent: Intent, moved: list[Keep], in_place: bool) -> bool:
+def _fits(store: Store, intent: Intent, moved: tuple[Keep, ...], in_place: bool) -> bool:
     """Whether there is room, with the prefix locked. Rows taken along or copied from stop being
     room: a move takes its kept rows out of the tree, a copy has to keep the whole source."""
     n = sum(keep.n for keep in moved)
     if not moved or in_place:
-        return intent.plan.computed + n <= store.room
+        return intent.reuse.plan.computed + n <= store.room
     assert intent.source is not None
     store.tree.lock(intent.source.node)
-    fits = intent.plan.computed + n <= store.room
+    fits = intent.reuse.plan.computed + n <= store.room
     store.tree.unlock(intent.source.node)
     return fits
 
@@ -320,7 +232,7 @@ def _forget(store: Store, intent: Intent, channel: Channel | None) -> Forgotten:
     return forgotten
 
 
-def _move(store: Store, intent: Intent, moved: list[Keep], slots: Slots, user: User) -> None:
+def _move(store: Store, intent: Intent, moved: tuple[Keep, ...], slots: Slots, user: User) -> None:
     """Take the source's rows out of the tree and turn them in place. No second copy is made."""
     at = common_prefix(intent.source_key, intent.base_key)
     taken = store.tree.take(intent.source_key, at, user)
@@ -334,7 +246,7 @@ def _move(store: Store, intent: Intent, moved: list[Keep], slots: Slots, user: U
     store.planes.rotate(rows, _shifts(moved))
 
 
-def _copy(store: Store, intent: Intent, moved: list[Keep], slots: Slots) -> None:
+def _copy(store: Store, intent: Intent, moved: tuple[Keep, ...], slots: Slots) -> None:
     """Copy the source's rows, turned on the way; the source stays as it is."""
     source = intent.source
     assert source is not None
@@ -362,7 +274,7 @@ def _allocate(store: Store, plan: Plan, slots: Slots) -> None:
         slots[compute.dst : compute.dst + compute.n] = got
 
 
-def _key(store: Store, intent: Intent, moved: list[Keep]) -> np.ndarray:
+def _key(store: Store, intent: Intent, moved: tuple[Keep, ...]) -> np.ndarray:
     """The tree key of the target: a new mark at the first moved row keeps the branch apart."""
     key = intent.target.copy()
     if moved:
@@ -371,7 +283,7 @@ def _key(store: Store, intent: Intent, moved: list[Keep]) -> np.ndarray:
     return key
 
 
-def _shifts(moved: list[Keep]) -> np.ndarray:
+def _shifts(moved: tuple[Keep, ...]) -> np.ndarray:
     return np.concatenate([np.full(keep.n, keep.shift, dtype=np.int64) for keep in moved])
 
 
@@ -382,5 +294,5 @@ def _computed(plan: Plan) -> np.ndarray:
     return mask
 
 
-def _kept_behind(edit: EditReport, moved: list[Keep]) -> bool:
+def _kept_behind(edit: EditReport, moved: tuple[Keep, ...]) -> bool:
     return any(keep.src >= edit.end for keep in moved)

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from leyline.api.errors import FieldError, join
 from leyline.api.openai_answers import ErrorAnswer, Problem
+from leyline.channel import EngineError, Fallback, StrictFallback
 from leyline.directive import DirectiveError
-from leyline.engine.request import EngineError, Fallback, StrictFallback
 from leyline.policy import PolicyError
 
 INVALID = "invalid_request_error"

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from leyline.api.openai_answers import Model, ModelList
-from leyline.engine.request import EngineError
+from leyline.channel import EngineError
 from leyline.server.prepare import State, check_model
 
 log = logging.getLogger("leyline.server")

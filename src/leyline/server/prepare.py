@@ -9,8 +9,9 @@ import pydantic_core
 from leyline.api.errors import FieldError
 from leyline.api.leyline_object import EditOptions, EditReport, LeylineReport, TokenReport
 from leyline.api.openai import Common
+from leyline.channel import Channel, Report
 from leyline.engine.engine import Engine
-from leyline.engine.request import Channel, Report, Sampling
+from leyline.engine.request import Sampling
 from leyline.policy.errors import short
 from leyline.server.errors import ApiError
 from leyline.server.limits import Settings

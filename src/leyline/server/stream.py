@@ -12,18 +12,9 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from leyline.channel import EngineError, StrictFallback
 from leyline.engine.engine import Engine, Handle
-from leyline.engine.request import (
-    Delta,
-    Done,
-    EngineError,
-    Event,
-    Failed,
-    Logprob,
-    Request,
-    Started,
-    StrictFallback,
-)
+from leyline.engine.request import Delta, Done, Event, Failed, Logprob, Request, Started
 from leyline.server.errors import named
 from leyline.server.metrics import Metrics
 

@@ -1,0 +1,75 @@
+"""A request reaches the scheduler: its `leyline` object becomes a `Turn`, or an error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from leyline.api.errors import FieldError
+from leyline.api.leyline_object import parse_leyline
+from leyline.channel import Channel, Fallback, StrictFallback, check_strict
+from leyline.directive import DirectiveError
+from leyline.sglang.report import publish
+from leyline.sglang.turn import Turn
+
+CARRIER = "leyline"
+"""Name of the JSON string in a request's `custom_params`."""
+
+
+def on_arrival(req: Any, scheduler: Any, received: Any, *args: Any, **kwargs: Any) -> None:
+    """After `Scheduler._create_generation_req`."""
+    carried = (req.sampling_params.custom_params or {}).get(CARRIER)
+    if carried is None:
+        return
+    from leyline.sglang.cache import LeylineRadixCache
+
+    cache = scheduler.tree_cache
+    if not isinstance(cache, LeylineRadixCache):
+        req.set_finish_with_abort("leyline: start the server with --radix-cache-backend leyline")
+        return
+    try:
+        channel = channel_of(carried, req)
+        turn = Turn(channel, cache.sessions.number(channel.user), _unsupported(req, received))
+        if turn.unsupported is not None:
+            turn.unsupported_report()
+            check_strict(channel, Fallback.UNSUPPORTED_FEATURE)
+    except (FieldError, DirectiveError) as error:
+        req.set_finish_with_abort(str(error))
+    except StrictFallback as error:
+        req.set_finish_with_abort(f"{error.message}: {turn.unsupported}", status_code=409)
+    else:
+        req.leyline = turn
+        publish(req, turn)
+
+
+def channel_of(carried: object, req: Any) -> Channel:
+    """What a request asks for. Raises FieldError or DirectiveError."""
+    if not isinstance(carried, str):
+        raise FieldError(CARRIER, "must reach the scheduler as a JSON string.")
+    asked = parse_leyline(json.loads(carried))
+    return Channel(
+        session=asked.session,
+        # Rows are found in these namespaces, so sessions live in them too.
+        owner=json.dumps([req.extra_key, req.cache_salt]),
+        mode=asked.mode,
+        repair=asked.repair,
+        directives=asked.edits,
+        strict=asked.strict,
+        scrub=asked.scrub,
+    )
+
+
+def _unsupported(req: Any, received: Any) -> str | None:
+    """What of the request a splice doesn't go with."""
+    features = {
+        "images, audio or video": received.mm_inputs is not None,
+        "input embeddings": received.input_embeds is not None,
+        "embedding overrides": req.positional_embed_overrides is not None,
+        "log-probabilities of the prompt": received.return_logprob
+        and received.logprob_start_len is not None
+        and 0 <= received.logprob_start_len < len(req.origin_input_ids),
+        "beam search": (received.sampling_params.beam_width or 1) > 1,
+        "SGLang's own sessions": received.session_params is not None
+        or received.session_id is not None,
+    }
+    return next((name for name, asked in features.items() if asked), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 from typing import Any
 
 from leyline.api.errors import FieldError
@@ -31,12 +32,13 @@ def on_arrival(req: Any, scheduler: Any, received: Any, *args: Any, **kwargs: An
         channel = channel_of(carried, req)
         turn = Turn(channel, cache.sessions.number(channel.user), _unsupported(req, received))
         if turn.unsupported is not None:
-            turn.unsupported_report()
+            turn.plan_unsupported(len(req.origin_input_ids), 0)
             check_strict(channel, Fallback.UNSUPPORTED_FEATURE)
     except (FieldError, DirectiveError) as error:
         req.set_finish_with_abort(str(error))
     except StrictFallback as error:
-        req.set_finish_with_abort(f"{error.message}: {turn.unsupported}", status_code=409)
+        why = f"{error.message}. A splice doesn't go with {turn.unsupported}."
+        req.set_finish_with_abort(why, status_code=HTTPStatus.CONFLICT)
     else:
         req.leyline = turn
         publish(req, turn)

@@ -46,9 +46,14 @@ from leyline.sglang.turn import Turn
 log = logging.getLogger("sglang.leyline")
 
 
+def asked_of(req: Any) -> Turn | None:
+    """The request's turn, if it names a session."""
+    return getattr(req, "leyline", None)
+
+
 def turn_of(req: Any) -> Turn | None:
-    """The request's turn, if it names a session and can be spliced."""
-    turn: Turn | None = getattr(req, "leyline", None)
+    """The same, if the request can be spliced."""
+    turn = asked_of(req)
     return turn if turn is not None and turn.unsupported is None else None
 
 
@@ -241,8 +246,12 @@ class LeylineRadixCache(UnifiedRadixCache):
 
     def begin(self, req: Any) -> None:
         """A request was admitted."""
-        turn = turn_of(req)
+        turn = asked_of(req)
         if turn is None:
+            return
+        if turn.unsupported is not None:
+            turn.plan_unsupported(len(req.origin_input_ids), req.prefix_len)
+            publish(req, turn)
             return
         with self._serving(req):
             if turn.channel.forgets and not turn.begun:
@@ -281,8 +290,12 @@ class LeylineRadixCache(UnifiedRadixCache):
             self.sessions.add_leaf(turn.channel.user, req.last_node)
             if checkpointed or turn.moved_away:
                 self.sessions.remember(self._lineage(req, turn, checkpointed))
+        turn = asked_of(req)
+        if turn is not None:
             if req.finished():
                 self.metrics.count(turn.report)
+            else:
+                turn.give_way(req.cached_tokens)
         super().on_release(req, checkpointed=checkpointed)
 
     def _lineage(self, req: Any, turn: Turn, whole: bool) -> Lineage:

@@ -33,7 +33,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self.lineages = Lineages(MAX_SESSIONS, MAX_TOKENS, ttl_s=math.inf)
-        self._numbers: dict[User, int] = {}
+        self._numbers: OrderedDict[User, int] = OrderedDict()
         self._leaves: dict[User, OrderedDict[int, None]] = {}
         self._next_number = itertools.count(PUBLIC + 1)
         self._next_serial = itertools.count(1)
@@ -47,9 +47,16 @@ class Sessions:
         return next(self._next_serial)
 
     def number(self, user: User) -> int:
-        """The session's number in `Users`, drawn on first use."""
+        """The session's number in `Users`, drawn on first use.
+
+        A session that comes back after many others gets a new one: what it had before is then
+        others' too, and copied instead of moved.
+        """
         if user not in self._numbers:
             self._numbers[user] = next(self._next_number)
+        self._numbers.move_to_end(user)
+        if len(self._numbers) > 2 * MAX_SESSIONS:
+            self._numbers.popitem(last=False)
         return self._numbers[user]
 
     def remember(self, lineage: Lineage) -> None:

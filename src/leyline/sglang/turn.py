@@ -30,6 +30,7 @@ class Turn:
     spliced: kept rows that have entered the request; from then on its own key finds them again.
     moved_away: the source's rows were moved, not copied.
     resumed: it had to give way after that; what its key doesn't find is computed.
+    counted: the report stands: a request that had to give way is counted once, as SGLang does.
     promised: kept tokens right behind the shared rows, at the last match.
     private: slots of such rows on their way into the request.
     lock: keeps the source from being evicted while rows of it are still to come.
@@ -46,6 +47,7 @@ class Turn:
     spliced: list[Keep] = field(default_factory=list)
     moved_away: bool = False
     resumed: bool = False
+    counted: bool = False
     promised: int = 0
     private: Any = None
     lock: Any = None
@@ -75,6 +77,11 @@ class Turn:
             self.reuse = replace(self.reuse, fallback=Fallback.SOURCE_MISSING)
         self.marks = {}
         self.promised = 0
+
+    def plan_unsupported(self, length: int, shared: int) -> None:
+        """Prefilled as usual, and said so."""
+        plain = share_only(length, shared)
+        self.reuse = replace(plain, fallback=Fallback.UNSUPPORTED_FEATURE)
 
     def plan_from(
         self, lineage: Lineage, held: int, edits: Edits, *, exact: int, source: int, page: int
@@ -127,10 +134,6 @@ class Turn:
         if not self.spliced:
             self.marks[run[0].dst] = serial
         self.spliced += run
-
-    def unsupported_report(self) -> None:
-        """Prefilled as usual, and said so."""
-        self.reuse = replace(self.reuse, fallback=Fallback.UNSUPPORTED_FEATURE)
 
     def forgot(self, freed: int, kept_by_others: int) -> None:
         self.report = replace(self.report, forgotten=freed, kept_by_others=kept_by_others)
@@ -199,6 +202,8 @@ class Turn:
 
     def count(self, prompt: int) -> Report:
         """What became of the prompt so far."""
+        if self.counted:
+            return self.report
         moved = sum(keep.n for keep in self.spliced)
         kept = [e for e in self.edits if self.channel.forgets or self._kept_behind(e)]
         return replace(
@@ -211,6 +216,16 @@ class Turn:
             edits=tuple(kept),
             fallback=self.reuse.fallback,
         )
+
+    def give_way(self, cached: int) -> None:
+        """The request is put back into the queue; `cached`: prompt tokens that SGLang has counted
+        as cached until now."""
+        if not self.counted:
+            report = self.report
+            moved = min(report.moved, max(0, cached - report.shared))
+            computed = report.prompt - report.shared - moved
+            self.report = replace(report, moved=moved, computed=computed)
+        self.counted = True
 
     def _kept_behind(self, edit: EditReport) -> bool:
         return any(keep.src >= edit.end for keep in self.spliced)

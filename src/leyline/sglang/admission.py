@@ -29,6 +29,8 @@ class SpliceAdmission(PrefillAdder):
     """Mixed into SGLang's adder."""
 
     tree_cache: LeylineRadixCache
+    chunked_req_limit: int | None
+    rem_chunk_tokens: int | None
 
     def _select_prefill_admission(
         self, req: Any, **kwargs: Any

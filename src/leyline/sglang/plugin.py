@@ -52,7 +52,12 @@ def make_cache(ctx: Any) -> Any:
     runner = ctx.tp_worker.model_runner
     pool = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     try:
-        rows = Rows.of(pool, runner.model, stream=getattr(runner, "forward_stream", None))
+        rows = Rows.of(
+            pool,
+            runner.model,
+            stream=getattr(runner, "forward_stream", None),
+            positions=ctx.model_config.context_len,
+        )
     except Unsupported as error:
         raise versions.Unready(
             f"--radix-cache-backend leyline can't be used here: {error.message}"
@@ -81,7 +86,7 @@ def _adder_class(base: Any, scheduler: Any) -> Any:
 
 def _labels(ctx: Any) -> dict[str, str]:
     return {
-        "model_name": str(ctx.server_args.served_model_name),
+        "model_name": str(ctx.server_args.served_model_name or ctx.server_args.model_path),
         "tp_rank": str(ctx.tp_rank),
     }
 

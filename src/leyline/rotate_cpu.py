@@ -15,6 +15,7 @@ from numba import njit
 from torch import Tensor
 
 from leyline.rope import RopeSpec
+from leyline.rotate import Planes
 
 _SMALL = 1 << 18
 """Elements below which a second thread does not pay."""
@@ -22,31 +23,46 @@ _pool = ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="
 
 
 def turn_rows(
-    planes: Tensor, src: Tensor, dst: Tensor, deltas: Tensor, spec: RopeSpec | None, start: int
+    planes: Planes, src: Tensor, dst: Tensor, deltas: Tensor, spec: RopeSpec | None, start: int
 ) -> None:
-    """`planes[:, dst] = planes[:, src]`, with the rotary columns of row i turned by `deltas[i]`.
+    """In every layer, `rows[dst] = rows[src]`, with the rotary columns of row i turned by
+    `deltas[i]`.
 
-    planes: fp32 or bf16 `[layers, slots, heads, columns]`, contiguous, on the CPU. src, dst,
-    deltas: int64 `[n]`. Slots written must not be read, but by the same row.
+    planes: fp32 or bf16, contiguous, on the CPU. src, dst, deltas: int64 `[n]`. Slots written must
+    not be read, but by the same row.
     """
     if not len(src):
         return
-    bits = planes.dtype == torch.bfloat16
-    rows = (planes.view(torch.uint16) if bits else planes).numpy()
-    turn = _turn_bf16 if bits else _turn_fp32
+    turn = _turn_bf16 if planes.dtype == torch.bfloat16 else _turn_fp32
     distinct, which = np.unique(deltas.numpy(), return_inverse=True)
     cos = sin = np.zeros((len(distinct), 0), dtype=np.float32)
     if spec is not None:
         cos, sin = (t.float().numpy() for t in spec.cos_sin(torch.from_numpy(distinct)))
     tables = cos, sin, start, spec is not None and spec.interleaved
     which[deltas.numpy() == 0] = -1
-    elements = planes.shape[0] * len(src) * planes.shape[2] * planes.shape[3]
+    elements = len(planes.layers) * len(src) * planes.layers[0][0].numel()
     parts = max(1, min(torch.get_num_threads(), elements // _SMALL))
+    stacks = _stacks(planes)
+
+    def work(runs: np.ndarray) -> None:
+        for rows in stacks:
+            turn(rows, runs, *tables)
+
     mine, *others = np.array_split(_runs(src.numpy(), dst.numpy(), which, parts), parts)
-    jobs = [_pool.submit(turn, rows, runs, *tables) for runs in others]
-    turn(rows, mine, *tables)
+    jobs = [_pool.submit(work, runs) for runs in others]
+    work(mine)
     for job in jobs:
         job.result()
+
+
+def _stacks(planes: Planes) -> list[np.ndarray]:
+    """The rows as `[layers, slots, heads, columns]`: all of them, or a layer each."""
+    bits = planes.dtype == torch.bfloat16
+    if planes.stack is not None and planes.stack.is_contiguous():
+        found = [planes.stack]
+    else:
+        found = [layer[None] for layer in planes.layers]
+    return [(rows.view(torch.uint16) if bits else rows).numpy() for rows in found]
 
 
 def _runs(src: np.ndarray, dst: np.ndarray, which: np.ndarray, parts: int) -> np.ndarray:
@@ -60,24 +76,29 @@ def _runs(src: np.ndarray, dst: np.ndarray, which: np.ndarray, parts: int) -> np
 
 
 @njit(nogil=True, cache=True)
-def _copy(plane, src, dst, n):  # type: ignore[no-untyped-def]
-    if src != dst and plane.shape[2]:
-        plane[dst : dst + n] = plane[src : src + n]
+def _copy(plane, src, dst, n, low, high):  # type: ignore[no-untyped-def]
+    """Columns `[low, high)` of n rows; element by element, as a slice costs more than a row."""
+    for i in range(n):
+        for head in range(plane.shape[1]):
+            for column in range(low, high):
+                plane[dst + i, head, column] = plane[src + i, head, column]
 
 
 @njit(nogil=True, cache=True)
 def _turn_fp32(planes, runs, cos, sin, start, interleaved):  # type: ignore[no-untyped-def]
     """Runs (src, dst, table, n), layer by layer. table: a row of cos and sin; -1 only copies."""
-    half = cos.shape[1]
+    half, columns = cos.shape[1], planes.shape[3]
     for layer in range(planes.shape[0]):
+        plane = planes[layer]
         for src, dst, table, n in runs:
-            _copy(planes[layer], src, dst, n)
+            if src != dst:
+                _copy(plane, src, dst, n, 0, columns)
             if table < 0:
                 continue
             c, s = cos[table], sin[table]
             for slot in range(dst, dst + n):
                 for head in range(planes.shape[2]):
-                    row = planes[layer, slot, head, start : start + 2 * half]
+                    row = plane[slot, head, start : start + 2 * half]
                     if interleaved:
                         for pair in range(half):
                             x, y = row[2 * pair], row[2 * pair + 1]
@@ -96,23 +117,25 @@ def _turn_bf16(planes, runs, cos, sin, start, interleaved):  # type: ignore[no-u
 
     NaN stays NaN: what comes from bf16 has no low bits that could carry over.
     """
-    half = cos.shape[1]
+    half, columns = cos.shape[1], planes.shape[3]
     bits = np.empty(2 * half, np.uint32)
     wide = bits.view(np.float32)
     turned = np.empty(2 * half, np.float32)
     turned_bits = turned.view(np.uint32)
     for layer in range(planes.shape[0]):
+        plane = planes[layer]
         for src, dst, table, n in runs:
             if table < 0:
-                _copy(planes[layer], src, dst, n)
+                if src != dst:
+                    _copy(plane, src, dst, n, 0, columns)
                 continue
             if src != dst:
-                _copy(planes[layer, :, :, :start], src, dst, n)
-                _copy(planes[layer, :, :, start + 2 * half :], src, dst, n)
+                _copy(plane, src, dst, n, 0, start)
+                _copy(plane, src, dst, n, start + 2 * half, columns)
             c, s = cos[table], sin[table]
             for i in range(n):
                 for head in range(planes.shape[2]):
-                    old = planes[layer, src + i, head, start : start + 2 * half]
+                    old = plane[src + i, head, start : start + 2 * half]
                     for column in range(2 * half):
                         bits[column] = np.uint32(old[column]) << np.uint32(16)
                     if interleaved:
@@ -125,7 +148,7 @@ def _turn_bf16(planes, runs, cos, sin, start, interleaved):  # type: ignore[no-u
                             x, y = wide[pair], wide[pair + half]
                             turned[pair] = x * c[pair] - y * s[pair]
                             turned[pair + half] = y * c[pair] + x * s[pair]
-                    new = planes[layer, dst + i, head, start : start + 2 * half]
+                    new = plane[dst + i, head, start : start + 2 * half]
                     for column in range(2 * half):
                         v = turned_bits[column]
                         odd = (v >> np.uint32(16)) & np.uint32(1)

@@ -1,10 +1,13 @@
 """The delta-rotation on CUDA: one launch for all layers and rows, in place or from slot to slot.
 
 Angles are fp64 on the host, one pair of fp32 tables per distinct delta; the kernel multiplies in
-fp32 and rounds once.
+fp32 and rounds once. Layers are found by a table of offsets, so that they may lie anywhere. Nothing
+here waits for the device.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -12,8 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from leyline.rope import RopeSpec
+from leyline.rotate import Planes
 
-_TILE = 2048  # elements a program holds at once
+TILE = 2048
+"""Elements a program holds at once."""
+WARPS = 4
 
 
 @triton.jit
@@ -28,152 +34,205 @@ def _round(wide, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _load_columns(row, valid, COUNT: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The first COUNT columns of each item; WIDE: COUNT, rounded up to a power of two."""
+    column = tl.arange(0, WIDE)
+    here = valid[:, None] & (column < COUNT)[None, :]
+    return tl.load(row[:, None] + column[None, :], mask=here)
+
+
+@triton.jit
+def _store_columns(row, kept, valid, COUNT: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    column = tl.arange(0, WIDE)
+    here = valid[:, None] & (column < COUNT)[None, :]
+    tl.store(row[:, None] + column[None, :], kept, mask=here)
+
+
+# The number of rows and where slot lists begin change with every call: they must not compile anew.
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["src_slots", "dst_slots"])
 def _turn_kernel(  # type: ignore[no-untyped-def]
-    source,
+    source,  # the first layer
     target,
+    source_layers,  # int64 [layers]: offsets from the first layer, in SOURCE_UNIT elements
+    target_layers,
     src_slots,  # int64 [rows]
     dst_slots,  # int64 [rows]
-    tables,  # int32 [rows]: which cos/sin table, or -1 for a plain copy
-    cos_table,  # fp32 [tables, HALF]
-    sin_table,
+    tables,  # int32 [rows]: which cos/sin table, or -1 for rows that don't turn
+    cos_sin,  # fp32 [tables, 2, HALF]
     rows,
-    source_layer,
     source_slot,
     source_head,
-    target_layer,
     target_slot,
     target_head,
     HEADS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    START: tl.constexpr,
-    HALF: tl.constexpr,  # 0: nothing turns
+    START: tl.constexpr,  # the first column that turns
+    HALF: tl.constexpr,  # pairs that turn, 0 for none
     INTERLEAVED: tl.constexpr,
-    COPY: tl.constexpr,  # also bring over the columns that don't turn
+    COPY: tl.constexpr,  # False: in place, rows that don't turn are not touched
+    SOURCE_UNIT: tl.constexpr,
+    TARGET_UNIT: tl.constexpr,
     ITEMS: tl.constexpr,  # (row, head) items a program
     PAIRS: tl.constexpr,  # HALF, rounded up to a power of two
-    WIDE: tl.constexpr,  # COLUMNS, rounded up to a power of two
+    LEFT: tl.constexpr,  # columns before those that turn, rounded up
+    RIGHT: tl.constexpr,  # columns behind them, rounded up
 ):
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
-    layer = tl.program_id(1).to(tl.int64)
+    layer = tl.program_id(1)
     valid = item < rows * HEADS
     row = item // HEADS
     head = (item % HEADS).to(tl.int64)
     src = tl.load(src_slots + row, mask=valid, other=0)
-    dst = tl.load(dst_slots + row, mask=valid, other=0)
-    old = source + layer * source_layer + src * source_slot + head * source_head
-    new = target + layer * target_layer + dst * target_slot + head * target_head
+    dst = src
+    if COPY:
+        dst = tl.load(dst_slots + row, mask=valid, other=0)
+    old = source + tl.load(source_layers + layer) * SOURCE_UNIT
+    new = target + tl.load(target_layers + layer) * TARGET_UNIT
+    old = old + src * source_slot + head * source_head
+    new = new + dst * target_slot + head * target_head
+    BEHIND: tl.constexpr = COLUMNS - START - 2 * HALF
+    # what only travels is asked for first: no load is moved ahead of a store
+    if COPY and START > 0:
+        before = _load_columns(old, valid, START, LEFT)
+    if COPY and BEHIND > 0:
+        behind = _load_columns(old + (START + 2 * HALF), valid, BEHIND, RIGHT)
     if HALF > 0:
         pair = tl.arange(0, PAIRS)
         table = tl.load(tables + row, mask=valid, other=-1)
-        inside = valid[:, None] & (pair < HALF)[None, :]
-        turns = inside & (table >= 0)[:, None]
-        at = table[:, None] * HALF + pair[None, :]
-        cos = tl.load(cos_table + at, mask=turns, other=1.0)
-        sin = tl.load(sin_table + at, mask=turns, other=0.0)
-        if INTERLEAVED:
-            one = START + 2 * pair
-            two = one + 1
+        turns = (valid & (table >= 0))[:, None] & (pair < HALF)[None, :]
+        at = cos_sin + table[:, None] * (2 * HALF) + pair[None, :]
+        cos = tl.load(at, mask=turns, other=1.0)
+        sin = tl.load(at + HALF, mask=turns, other=0.0)
+        touched = turns
+        if COPY:
+            touched = valid[:, None] & (pair < HALF)[None, :]
+        if INTERLEAVED:  # pairs are neighbours: loaded as one block, then taken apart
+            both = tl.arange(0, 2 * PAIRS)
+            held = valid
+            if not COPY:
+                held = valid & (table >= 0)
+            inside = held[:, None] & (both < 2 * HALF)[None, :]
+            block = tl.load(old[:, None] + START + both[None, :], mask=inside, other=0.0)
+            x, y = tl.split(tl.reshape(block, [ITEMS, PAIRS, 2]))
         else:
-            one = START + pair
-            two = one + HALF
-        x = tl.load(old[:, None] + one[None, :], mask=inside, other=0.0)
-        y = tl.load(old[:, None] + two[None, :], mask=inside, other=0.0)
+            x = tl.load(old[:, None] + START + pair[None, :], mask=touched, other=0.0)
+            y = tl.load(old[:, None] + (START + HALF) + pair[None, :], mask=touched, other=0.0)
         x_wide = x.to(tl.float32)
         y_wide = y.to(tl.float32)
-        x_new = _round(x_wide * cos - y_wide * sin, x.dtype)
-        y_new = _round(y_wide * cos + x_wide * sin, y.dtype)
         # a table of (1, 0) would not do: it loses the sign of zeros and spreads infinities
-        tl.store(new[:, None] + one[None, :], tl.where(turns, x_new, x), mask=inside)
-        tl.store(new[:, None] + two[None, :], tl.where(turns, y_new, y), mask=inside)
-    if COPY:
-        column = tl.arange(0, WIDE)
-        still = (column < START) | ((column >= START + 2 * HALF) & (column < COLUMNS))
-        here = valid[:, None] & still[None, :]
-        kept = tl.load(old[:, None] + column[None, :], mask=here)
-        tl.store(new[:, None] + column[None, :], kept, mask=here)
+        x_new = tl.where(turns, _round(x_wide * cos - y_wide * sin, x.dtype), x)
+        y_new = tl.where(turns, _round(y_wide * cos + x_wide * sin, y.dtype), y)
+        if INTERLEAVED:
+            block = tl.reshape(tl.join(x_new, y_new), [ITEMS, 2 * PAIRS])
+            tl.store(new[:, None] + START + both[None, :], block, mask=inside)
+        else:
+            tl.store(new[:, None] + START + pair[None, :], x_new, mask=touched)
+            tl.store(new[:, None] + (START + HALF) + pair[None, :], y_new, mask=touched)
+    if COPY and START > 0:
+        _store_columns(new, before, valid, START, LEFT)
+    if COPY and BEHIND > 0:
+        _store_columns(new + (START + 2 * HALF), behind, valid, BEHIND, RIGHT)
+
+
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """What turns each row, on the device.
+
+    which: int32 `[rows]`, a row of `tables`, or -1 for rows that don't turn. tables: fp32
+    `[distinct deltas, 2, half]`, cos and sin.
+    """
+
+    which: Tensor
+    tables: Tensor
+
+    @classmethod
+    def of(cls, deltas: Tensor, spec: RopeSpec | None, device: torch.device) -> Turns:
+        """deltas: int64 `[rows]` on the CPU."""
+        if spec is None:
+            nothing = torch.empty(1, device=device)
+            return cls(nothing, nothing)
+        runs, run = torch.unique_consecutive(deltas, return_inverse=True)  # few, so cheap to sort
+        distinct, which = torch.unique(runs, return_inverse=True)
+        which = torch.where(runs == 0, -1, which)[run].int()
+        tables = torch.stack(spec.cos_sin(distinct), dim=1).float()
+        return cls(_send(which, device), _send(tables, device))
 
 
 def turn_rows(
-    planes: Tensor, src: Tensor, dst: Tensor, deltas: Tensor, spec: RopeSpec | None, start: int
-) -> None:
-    """Turn rows from `src` to `dst` slots of `planes` `[layers, slots, heads, columns]`; in place
-    if `dst is src`.
-
-    src, dst: int64 `[n]` on the planes' device; deltas: int64 `[n]` on the CPU. Where slots
-    overlap, rows go through a buffer, in a second launch. Called by `leyline.rotate`, which checks
-    the arguments.
-    """
-    in_place = dst is src
-    if in_place:
-        changes = deltas != 0
-        if not bool(changes.all()):
-            deltas = deltas[changes]
-            src = dst = src[changes.to(src.device)]
-    if not len(src):
-        return
-    if in_place or not bool(torch.isin(src, dst).any()):
-        _launch(planes, planes, src, dst, deltas, spec, start, copy=not in_place)
-        return
-    layers, _, heads, columns = planes.shape
-    buffer = torch.empty(
-        (layers, len(src), heads, columns), dtype=planes.dtype, device=planes.device
-    )
-    order = torch.arange(len(src), device=planes.device)
-    _launch(planes, buffer, src, order, deltas, spec, start, copy=True)
-    _launch(buffer, planes, order, dst, deltas, None, 0, copy=True)
-
-
-def _launch(
-    source: Tensor,
-    target: Tensor,
+    planes: Planes,
     src: Tensor,
     dst: Tensor,
     deltas: Tensor,
     spec: RopeSpec | None,
     start: int,
+    target: Planes | None = None,
+) -> None:
+    """Turn rows from `src` slots of `planes` to `dst` slots of `target` (else of `planes`); in
+    place if `dst is src` and there is no target.
+
+    src, dst: int64 `[n]` on the planes' device; deltas: int64 `[n]` on the CPU. But in place, slots
+    written must not be read. Called by `leyline.rotate`, which checks the arguments.
+    """
+    in_place = dst is src and target is None
+    if not len(src) or (in_place and (spec is None or not bool(deltas.any()))):
+        return
+    turns = Turns.of(deltas, spec, planes.device)
+    launch(planes, target or planes, src, dst, turns, spec, start, copy=not in_place)
+
+
+def launch(
+    source: Planes,
+    target: Planes,
+    src: Tensor,
+    dst: Tensor,
+    turns: Turns,
+    spec: RopeSpec | None,
+    start: int,
     copy: bool,
 ) -> None:
-    layers, _, heads, columns = source.shape
+    """One launch over all layers, on the current stream."""
+    first, into = source.layers[0], target.layers[0]
+    _, heads, columns = first.shape
+    if spec is None:
+        start = columns
+        if first.stride(1) == into.stride(1) == columns and first.stride(2) == 1:
+            heads, start, columns = 1, heads * columns, heads * columns  # a row in one piece
     half = spec.width // 2 if spec is not None else 0
-    tables, cos, sin = _tables(deltas, spec, source.device)
-    pairs, wide = triton.next_power_of_2(max(half, 1)), triton.next_power_of_2(columns)
-    items = max(1, _TILE // (wide if copy else 2 * pairs))
-    grid = (triton.cdiv(len(src) * heads, items), layers)
+    pairs, left, right = (
+        triton.next_power_of_2(max(1, n)) for n in (half, start, columns - start - 2 * half)
+    )
+    items = triton.next_power_of_2(max(1, TILE // (columns if copy else 2 * pairs)))
+    grid = (triton.cdiv(len(src) * heads, items), len(source.layers))
     _turn_kernel[grid](
-        source,
-        target,
+        first,
+        into,
+        source.offsets,
+        target.offsets,
         src.contiguous(),
         dst.contiguous(),
-        tables,
-        cos,
-        sin,
+        turns.which,
+        turns.tables,
         len(src),
-        *source.stride()[:3],
-        *target.stride()[:3],
+        *first.stride()[:2],
+        *into.stride()[:2],
         HEADS=heads,
         COLUMNS=columns,
         START=start,
         HALF=half,
         INTERLEAVED=spec is not None and spec.interleaved,
-        COPY=copy and 2 * half < columns,
+        COPY=copy,
+        SOURCE_UNIT=source.unit,
+        TARGET_UNIT=target.unit,
         ITEMS=items,
         PAIRS=pairs,
-        WIDE=wide,
+        LEFT=left,
+        RIGHT=right,
+        num_warps=WARPS,
     )
 
 
-def _tables(
-    deltas: Tensor, spec: RopeSpec | None, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Each row's table (-1 for delta 0), and fp32 cos and sin `[distinct deltas, half]`."""
-    if spec is None:
-        empty = torch.zeros(1, device=device)
-        return torch.zeros(1, dtype=torch.int32, device=device), empty, empty
-    distinct, which = torch.unique(deltas, return_inverse=True)
-    which = torch.where(deltas == 0, -1, which)
-    cos, sin = spec.cos_sin(distinct)
-    return (
-        which.to(device=device, dtype=torch.int32),
-        cos.float().to(device).contiguous(),
-        sin.float().to(device).contiguous(),
-    )
+def _send(host: Tensor, device: torch.device) -> Tensor:
+    """To the device, from pinned memory: a copy from elsewhere would wait for the stream."""
+    if device.type == "cuda":
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.to(device)

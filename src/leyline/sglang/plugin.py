@@ -6,16 +6,15 @@ Nothing happens to a server that was not started with `--radix-cache-backend ley
 from __future__ import annotations
 
 import logging
-import os
+import multiprocessing
 from typing import Any
 
 from leyline.sglang import versions
 from leyline.sglang.arrival import on_arrival
+from leyline.sglang.carriers import BACKEND, is_enabled
 from leyline.sglang.report import is_request_level
 
 log = logging.getLogger("sglang.leyline")
-
-BACKEND = "leyline"
 
 
 def activate() -> None:
@@ -70,12 +69,42 @@ def make_cache(ctx: Any) -> Any:
 
 
 def _register_hooks() -> None:
+    """Those of this process: the first one takes requests, the others it started run the model."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    create, adder, request_level = versions.SCHEDULER_HOOKS
-    HookRegistry.register(create, on_arrival, HookType.AFTER)
-    HookRegistry.register(adder, _adder_class, HookType.AFTER)
-    HookRegistry.register(request_level, is_request_level, HookType.AFTER)
+    from leyline.sglang import request
+
+    hooks: list[tuple[tuple[str, ...], tuple[Any, ...], HookType]] = [
+        (
+            versions.SCHEDULER_HOOKS,
+            (on_arrival, _adder_class, is_request_level),
+            HookType.AFTER,
+        ),
+        (
+            versions.TOKENIZER_HOOKS,
+            (
+                request.generate_request,
+                request.update_request_meta_info,
+                request.handle_abort_finish_reason,
+            ),
+            HookType.AROUND,
+        ),
+        (versions.HTTP_HOOKS, (before_http,), HookType.BEFORE),
+    ]
+    here = hooks[:1] if multiprocessing.parent_process() else hooks[1:]
+    for targets, functions, kind in here:
+        for target, function in zip(targets, functions, strict=True):
+            HookRegistry.register(target, function, kind)
+
+
+def before_http(*args: Any, **kwargs: Any) -> None:
+    """Before `http_server._setup_and_run_http_server`. Raises Unready if requests would get past
+    the plugin."""
+    from leyline.sglang import http
+
+    if is_enabled():
+        versions.check_hooks(versions.TOKENIZER_HOOKS)
+    http.add_middleware()
 
 
 def _adder_class(base: Any, scheduler: Any) -> Any:

@@ -35,7 +35,7 @@ def _reasons(ctx: Any) -> list[tuple[str, bool]]:
         ("recurrent layers (Mamba and the like) keep a state, not rows", ctx.is_hybrid_ssm),
         ("pipeline parallelism (--pp-size) splits a row", getattr(args, "pp_size", 1) > 1),
         ("context parallelism (DCP) splits a row", getattr(args, "dcp_size", 1) > 1),
-        ("KV sharding splits a row", on("enable_kv_sharding") or _sharded(ctx)),
+        ("KV sharding splits a row", on("enable_kv_cache_sharding") or _sharded(ctx)),
         ("diffusion models revise their rows", bool(getattr(args, "dllm_algorithm", None))),
         ("streaming sessions keep rows out of the cache", on("enable_streaming_session")),
         ("--enable-session-radix-cache is another way to keep sessions", _radix_sessions(args)),

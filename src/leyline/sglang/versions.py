@@ -20,6 +20,17 @@ SCHEDULER_HOOKS = (
 )
 """Hooked in the scheduler's process."""
 
+_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+TOKENIZER_HOOKS = (
+    f"{_MANAGER}.generate_request",
+    f"{_MANAGER}.update_request_meta_info",
+    f"{_MANAGER}._handle_abort_finish_reason",
+)
+"""Hooked in the process that takes requests: the HTTP server's, or an offline Engine's."""
+
+HTTP_HOOKS = ("sglang.srt.entrypoints.http_server._setup_and_run_http_server",)
+"""Hooked in the HTTP server's process."""
+
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface.UnifiedTreeCoreInterface"
 _ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
@@ -43,6 +54,7 @@ RELIED_ON = (
     "sglang.srt.mem_cache.memory_pool.MLATokenToKVPool",
     "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool",
     "sglang.srt.managers.schedule_batch.Req.set_finish_with_abort",
+    *TOKENIZER_HOOKS,
 )  # fmt: skip
 
 

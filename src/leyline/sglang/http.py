@@ -1,0 +1,239 @@
+"""The top-level `leyline` object of requests to `/v1/…`, as an ASGI middleware.
+
+SGLang drops fields that it doesn't know. Requests without the object go through untouched, and so
+do bodies that are encoded (`content-encoding`), which SGLang doesn't read either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from leyline.api.errors import FieldError, join
+from leyline.api.leyline_object import LeylineObject
+from leyline.policy import PolicyError, apply_policy
+from leyline.sglang.answers import Anthropic, Events, OpenAI, Shape
+from leyline.sglang.carriers import KEY, is_enabled, parse_object
+from leyline.sglang.request import Exchange, Refused
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_MENTION = b'"leyline"'
+_CHAT = "/v1/chat/completions"
+SHAPES: dict[str, Callable[[], Shape]] = {
+    _CHAT: OpenAI,
+    "/v1/completions": OpenAI,
+    "/v1/messages": Anthropic,
+}
+"""Of each path that is looked at."""
+
+
+def add_middleware(*_: Any, **__: Any) -> None:
+    """BEFORE `http_server._setup_and_run_http_server`: put the middleware into SGLang's app.
+
+    Innermost: who has no API key has been sent away by then, and a compressed body is plain.
+    """
+    from sglang.srt.entrypoints.http_server import app
+    from starlette.middleware import Middleware
+
+    if not any(each.cls is LeylineMiddleware for each in app.user_middleware):
+        app.user_middleware.append(Middleware(LeylineMiddleware))
+
+
+class LeylineMiddleware:
+    """Takes the object out of a request and puts the report into the answer."""
+
+    def __init__(self, app: ASGIApp, enabled: Callable[[], bool] = is_enabled) -> None:
+        self.app = app
+        self.enabled = enabled
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self.app(scope, receive, send)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path not in SHAPES:
+            return await self.app(scope, receive, send)
+        messages, body = await _read(receive)
+        if _MENTION not in body:
+            return await self.app(scope, _replay(messages, receive), send)
+        shape = SHAPES[path]()
+        try:
+            taken = take(body, path, self.enabled)
+        except Refused as refused:
+            return await _refuse(send, shape, refused)
+        if taken is None:
+            return await self.app(scope, _replay(messages, receive), send)
+        if taken.body is not None:
+            scope = {**scope, "headers": _with_length(scope["headers"], len(taken.body))}
+            rest = [each for each in messages if each["type"] != "http.request"]
+            messages = [{"type": "http.request", "body": taken.body}, *rest]
+        exchange = Exchange(taken.given)
+        answer = _Answer(send, shape, exchange)
+        await self.app({**scope, KEY: exchange}, _replay(messages, receive), answer.send)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a body had. given: the top-level object. body: the new one, where it changed."""
+
+    given: LeylineObject | None
+    body: bytes | None = None
+
+
+def take(body: bytes, path: str, enabled: Callable[[], bool]) -> Taken | None:
+    """The object of a request; None for one without, which SGLang gets as it came. A chat's
+    messages are edited by the object's policy. Raises Refused."""
+    try:
+        request = orjson.loads(body)  # reads what SGLang reads, and no more
+    except ValueError:
+        return None
+    if not isinstance(request, dict):
+        return None
+    raw = request.pop(KEY, None)
+    if raw is None:
+        custom = request.get("custom_params")
+        return Taken(None) if isinstance(custom, dict) and KEY in custom else None
+    try:
+        given = parse_object(raw, enabled())
+        if given.policy is None:
+            return Taken(given)
+        _apply_policy(given.policy, request, path)
+        return Taken(given.model_copy(update={"policy": None}), orjson.dumps(request))
+    except FieldError as error:
+        raise Refused.of(error) from None
+    except (RecursionError, orjson.JSONEncodeError):
+        raise Refused.of(FieldError("", "the body is nested too deeply.")) from None
+
+
+def _apply_policy(policy: dict[str, Any], request: dict[str, Any], path: str) -> None:
+    if path == "/v1/completions":
+        what = "edits messages, and a completion has none."
+        raise FieldError(f"{KEY}.policy", what)
+    if path != _CHAT:
+        what = f"is not supported on {path} yet; send edited messages, Leyline finds the edits."
+        raise FieldError(f"{KEY}.policy", what)
+    if not isinstance(request.get("messages"), list):
+        return  # for SGLang to refuse
+    try:
+        request["messages"] = apply_policy(policy, request["messages"])
+    except PolicyError as error:
+        field = error.field
+        where = field if field.startswith("messages") else join(KEY, field)
+        raise FieldError(where, error.message, "invalid_policy") from None
+
+
+class _Answer:
+    """The answer on its way to the client: a report is put in; a failure takes its place, as long
+    as nothing was sent."""
+
+    def __init__(self, send: Send, shape: Shape, exchange: Exchange) -> None:
+        self._send = send
+        self._shape = shape
+        self._exchange = exchange
+        self._start: Message | None = None
+        """Held until the first of the body: then it is known whether there is a failure."""
+        self._write: Callable[[bytes, bool], Any] = self._plain
+        self._pieces: list[bytes] = []
+        self._events = Events()
+        self._is_over = False
+
+    async def send(self, message: Message) -> None:
+        if self._is_over:
+            return
+        if message["type"] == "http.response.start":
+            self._start = message
+            self._write = self._writer(message)
+            return
+        if message["type"] != "http.response.body":
+            await self._begin()
+            await self._send(message)
+            return
+        if self._start is not None and self._exchange.failure is not None:
+            self._is_over = True
+            await _refuse(self._send, self._shape, self._exchange.failure)
+            return
+        await self._write(message.get("body", b""), message.get("more_body", False))
+
+    def _writer(self, start: Message) -> Callable[[bytes, bool], Any]:
+        headers = dict(start["headers"])
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if start["status"] != 200 or b"content-encoding" in headers:
+            return self._plain
+        kinds = {b"application/json": self._whole, b"text/event-stream": self._streamed}
+        return kinds.get(kind, self._plain)
+
+    async def _begin(self) -> None:
+        if self._start is not None:
+            start, self._start = self._start, None
+            await self._send(start)
+
+    async def _plain(self, piece: bytes, more: bool) -> None:
+        await self._begin()
+        await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+
+    async def _whole(self, piece: bytes, more: bool) -> None:
+        self._pieces.append(piece)
+        if more:
+            return
+        body, report = b"".join(self._pieces), self._exchange.report
+        if report is not None and self._start is not None:
+            answer = orjson.loads(body)
+            self._shape.whole(answer, report)
+            body = orjson.dumps(answer)
+            headers = _with_length(self._start["headers"], len(body))
+            self._start = {**self._start, "headers": headers}
+        await self._plain(body, False)
+
+    async def _streamed(self, piece: bytes, more: bool) -> None:
+        await self._begin()
+        events = self._events.feed(piece)
+        if not more:
+            events += [self._events.rest(), b""]
+        report = self._exchange.report
+        out = b"".join(part for event in events for part in self._shape.event(event, report))
+        if out or not more:
+            await self._plain(out, more)
+
+
+async def _read(receive: Receive) -> tuple[list[Message], bytes]:
+    """A request's body, and the messages that it came in. If the client hangs up, the last one is
+    that and the body ends there."""
+    messages: list[Message] = []
+    while True:
+        message = await receive()
+        messages.append(message)
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            break
+    return messages, b"".join(each.get("body", b"") for each in messages)
+
+
+def _replay(messages: list[Message], receive: Receive) -> Receive:
+    """A `receive` that begins with these."""
+    waiting = messages[::-1]
+
+    async def replayed() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return replayed
+
+
+async def _refuse(send: Send, shape: Shape, refused: Refused) -> None:
+    body = shape.error(refused)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if refused.status_code == 409:  # the official clients would try again
+        headers.append((b"x-should-retry", b"false"))
+    start = {"type": "http.response.start", "status": refused.status_code, "headers": headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _with_length(headers: Any, length: int) -> list[tuple[bytes, bytes]]:
+    """Headers with the body's new length; one sent in chunks has none."""
+    return [
+        (name, b"%d" % length if name.lower() == b"content-length" else value)
+        for name, value in headers
+    ]

@@ -1,0 +1,207 @@
+"""Many sessions at once on a server that is far too small: nothing leaks, nothing is wrong (I6, I7).
+
+Afterwards every conversation is held again, alone on a server with room. As far as both times the
+same rows were kept, all answers must be the same; a turn that found less kept (evicted, given way)
+ends the comparison.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from harness import Server
+
+pytestmark = pytest.mark.slow
+
+CLIENTS = 16
+EDITS = 500  # a server
+
+
+@dataclass
+class Turn:
+    """One request of a conversation, and what came of it."""
+
+    prompt: list[int]
+    n: int
+    leyline: dict[str, Any]
+    ids: list[int] = field(default_factory=list)
+    report: dict[str, Any] = field(default_factory=dict)
+    retracted: bool = False
+
+
+def edited(rng: random.Random, source: list[int], edits: int) -> list[int]:
+    """The source with so many spans replaced, deleted or inserted, and new tokens behind."""
+    cuts = sorted(rng.sample(range(3, len(source) - 3), 2 * edits))
+    prompt, at = [], 0
+    for start, end in zip(cuts[::2], cuts[1::2], strict=True):
+        prompt += source[at:start] + tokens(rng, rng.choice([0, 0, 3, 20]))
+        at = end
+    return prompt + source[at:] + tokens(rng, rng.randrange(1, 12))
+
+
+def tokens(rng: random.Random, n: int) -> list[int]:
+    return [rng.randrange(3, 500) for _ in range(n)]
+
+
+class Client:
+    """Holds conversations, one after the other; each session is its own."""
+
+    def __init__(self, server: Server, number: int, turns: int) -> None:
+        self.server, self.number, self.turns = server, number, turns
+        self.rng = random.Random(number)
+        self.conversations: list[list[Turn]] = []
+        self.counts: Counter[str] = Counter()
+
+    def run(self) -> None:
+        source: list[int] = []
+        for _ in range(self.turns):
+            if not 60 < len(source) < 700 or self.rng.random() < 0.1:
+                self.conversations.append([])
+                source = self.ask(tokens(self.rng, self.rng.randrange(100, 400)), {})
+            kind = self.rng.random()
+            prompt = edited(self.rng, source, self.rng.choice([1, 1, 2, 3]))
+            if kind < 0.12:
+                self.hang_up(prompt)
+                source = []
+            elif kind < 0.2:
+                self.plain(prompt)
+            else:
+                source = self.ask(prompt, self.mode())
+
+    def ask(self, prompt: list[int], mode: dict[str, Any]) -> list[int]:
+        """A turn of the session; returns what the session has now."""
+        name = f"c{self.number}-{len(self.conversations)}"
+        turn = Turn(prompt, self.rng.randrange(1, 24), {"session": name, **mode})
+        answer = self.server.generate(
+            prompt, turn.n, turn.leyline, priority=self.rng.randrange(3) or None
+        )
+        turn.ids, turn.report = answer.ids, answer.report
+        turn.retracted = bool(answer.meta.get("num_retractions", 0))
+        self.conversations[-1].append(turn)
+        self.check(turn, answer.cached)
+        return prompt + turn.ids
+
+    def check(self, turn: Turn, cached: int) -> None:
+        where = turn.report["tokens"]
+        assert where["prompt"] == len(turn.prompt) == sum(
+            where[kind] for kind in ("shared", "moved", "computed")
+        ), turn.report
+        assert where["shared"] + where["moved"] == cached, (turn.report, cached)
+        self.counts["edits"] += bool(turn.report["edits"])
+        self.counts["copied" if turn.report["copied"] else "moved"] += where["moved"] > 0
+        self.counts[f"fallback {turn.report['fallback']}"] += turn.report["fallback"] is not None
+        self.counts["retracted"] += turn.retracted
+
+    def mode(self) -> dict[str, Any]:
+        kind = self.rng.random()
+        if kind < 0.08:
+            return {"mode": "forget", "scrub": self.rng.random() < 0.5}
+        if kind < 0.16:
+            return {"mode": "repair", "repair": self.rng.choice([0, 5, 50])}
+        return {}
+
+    def plain(self, prompt: list[int]) -> None:
+        assert self.server.generate(prompt, self.rng.randrange(1, 8)).status == 200
+        self.counts["plain"] += 1
+
+    def hang_up(self, prompt: list[int]) -> None:
+        """Ask and be gone before, while or after it is answered."""
+        body = {
+            "input_ids": prompt,
+            "sampling_params": {
+                "temperature": 0,
+                "max_new_tokens": 60,
+                "ignore_eos": True,
+                "custom_params": {
+                    "leyline": {"session": f"c{self.number}-{len(self.conversations)}"}
+                },
+            },
+        }
+        patience = self.rng.choice([0.01, 0.05, 0.2])
+        try:
+            httpx.post(f"{self.server.url}/generate", content=json.dumps(body), timeout=patience)
+        except httpx.TimeoutException:
+            self.counts["hung up"] += 1
+
+
+def all_at_once(clients: list[Client]) -> Counter[str]:
+    failed: list[BaseException] = []
+
+    def run(client: Client) -> None:
+        try:
+            client.run()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return sum((client.counts for client in clients), Counter())
+
+
+def held_again(server: Server, conversations: list[list[Turn]]) -> int:
+    """Answers that had to be the same, and were."""
+    same = 0
+    for number, conversation in enumerate(conversations):
+        for turn in conversation:
+            again = server.generate(
+                turn.prompt, turn.n, {**turn.leyline, "session": f"again{number}"}
+            )
+            now, then = again.report, turn.report
+            if (
+                turn.retracted
+                or then["fallback"]
+                or now["fallback"]
+                or now["edits"] != then["edits"]
+                or now["tokens"]["moved"] != then["tokens"]["moved"]
+            ):
+                break
+            assert again.ids == turn.ids, (turn, now)
+            same += 1
+    return same
+
+
+CASES = {
+    "mla": ("--schedule-policy", "lpm", "--enable-mixed-chunk"),
+    "gqa": (
+        "--page-size", "16", "--disable-overlap-schedule",
+        "--enable-priority-scheduling", "--priority-scheduling-preemption-threshold", "1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_stress(kind: str, checkpoint: Callable[..., Path]) -> None:
+    flags = ("--chunked-prefill-size", "128", "--max-running-requests", "12", *CASES[kind])
+    model = checkpoint(kind)
+    # Every 3rd step takes a request's rows away, whether there is room or not.
+    env = {"SGLANG_TEST_RETRACT": "1"}
+    with Server(model, "--max-total-tokens", "4096", *flags, env=env) as server:
+        clients = [Client(server, number, EDITS // CLIENTS + 1) for number in range(CLIENTS)]
+        counts = all_at_once(clients)
+        time.sleep(0.5)
+        assert server.slots().add_up
+        assert server.generate(tokens(random.Random(0), 60), 3).status == 200
+    print(f"{kind}: {dict(counts)}")
+    assert counts["edits"] > EDITS / 2 and counts["copied"] and counts["hung up"]
+    assert counts["retracted"] and counts["fallback source_partly_evicted"]
+    assert kind == "gqa" or counts["moved"]
+    conversations = [each for client in clients for each in client.conversations]
+    with Server(model, *CASES[kind]) as server:
+        same = held_again(server, conversations)
+    print(f"{kind}: {same} of {sum(map(len, conversations))} answers compared")
+    assert same > EDITS / 4

@@ -8,17 +8,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+
+from leyline.rope import RopeSpec
+from leyline.rotate import Planes
 
 pytest.importorskip("triton")
 
 
 @pytest.mark.parametrize("interleaved", ["interleaved", "halves"])
 def test_kernel(interleaved: str) -> None:
-    """I2, I3: in place, moved, overlapping and plain copies, in every dtype."""
+    """I2, I3: in place, moved and copied, in every dtype, layers stacked or anywhere in memory."""
     environment = dict(os.environ)
     if not torch.cuda.is_available():
         environment["TRITON_INTERPRET"] = "1"
@@ -35,45 +40,88 @@ def test_kernel(interleaved: str) -> None:
 
 
 def _main(interleaved: bool) -> None:
-    from rotation_bounds import DTYPES, fresh_generator, spec_of
-    from test_rotate import _bits, _check
-
-    from leyline.rotate_triton import turn_rows
-
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = fresh_generator()
     for dtype in DTYPES:
         for columns, width, start in ((64, 64, 0), (80, 32, 0), (96, 64, 32), (21, 8, 5)):
             spec = spec_of(width, interleaved)
-            planes = torch.randn(2, 50, 3, columns, generator=generator).to(dtype)
-            planes[:, :, :, ::5] *= -0.0
-            src = torch.randperm(50, generator=generator)[:23]
-            near = torch.arange(20, 43)
-            deltas = torch.randint(-2, 3, (23,), generator=generator) * 700
-            for rows, to in (
-                (src, src),  # in place
-                (src, torch.randperm(50, generator=generator)[:23]),  # some overlap
-                (near, near - 7),  # neighbours, overlapping
-                (torch.arange(0, 23), torch.arange(23, 46)),  # apart
-            ):
-                turned = planes.clone().to(device)
-                old = rows.to(device)
-                new = old if to is rows else to.to(device)
-                turn_rows(turned, old, new, deltas, spec, start)
-                after = turned.cpu()
-                _check(planes[:, rows], after[:, to], deltas, spec, start)
-                stayed = deltas == 0
-                assert torch.equal(_bits(after[:, to[stayed]]), _bits(planes[:, rows[stayed]]))
-                others = torch.ones(50, dtype=torch.bool)
-                others[to] = False
-                assert torch.equal(_bits(after[:, others]), _bits(planes[:, others]))
-                if to is not rows:
-                    copied = planes.clone().to(device)
-                    turn_rows(copied, old, new, torch.zeros_like(deltas), None, 0)
-                    assert torch.equal(_bits(copied.cpu()[:, to]), _bits(planes[:, rows]))
+            rows = torch.randn(3, 50, 2, columns, generator=generator).to(dtype)
+            rows[:, :, :, ::5] *= -0.0
+            for planes in (_stacked, _scattered, _unaligned):
+                _check_all(rows, lambda r, p=planes: p(r, device), spec, start, generator)
     print("all right")
 
 
+def _stacked(rows: Tensor, device: str) -> Planes:
+    return Planes.of(rows.clone().to(device))
+
+
+def _scattered(rows: Tensor, device: str) -> Planes:
+    """Layers wherever the allocator put them, in any order."""
+    layers = [layer.clone().to(device) for layer in rows.flip(0)]
+    return Planes.of(layers[::-1])
+
+
+def _unaligned(rows: Tensor, device: str) -> Planes:
+    """Layers that begin within other memory, an odd number of elements on."""
+    layers = []
+    for i, layer in enumerate(rows):
+        memory = torch.zeros(layer.numel() + 16, dtype=rows.dtype, device=device)
+        layers.append(memory[2 * i + 1 :][: layer.numel()].view(layer.shape))
+        layers[-1].copy_(layer)
+    return Planes.of(layers)
+
+
+def _check_all(
+    rows: Tensor,
+    planes_of: Callable[[Tensor], Planes],
+    spec: RopeSpec,
+    start: int,
+    generator: torch.Generator,
+) -> None:
+    """In place, from slot to slot, by way of a buffer, and plain copies."""
+    some = torch.randperm(50, generator=generator)
+    src, dst = some[:23], some[23:46]
+    near = torch.arange(3, 26)
+    for deltas in (
+        torch.randint(-2, 3, (23,), generator=generator) * 700,
+        torch.full((23,), -31),
+        torch.zeros(23, dtype=torch.int64),
+    ):
+        for old, new in ((src, src), (src, dst), (near, near + 23)):
+            planes = planes_of(rows)
+            device = planes.device
+            at = old.to(device)
+            turn_rows(planes, at, at if new is old else new.to(device), deltas, spec, start)
+            _compare(rows, planes, old, new, deltas, spec, start)
+        planes = planes_of(rows)
+        buffer = Planes.of(torch.zeros_like(rows[:, :23]).to(device))
+        order = torch.arange(23, device=device)
+        turn_rows(planes, near.to(device), order, deltas, spec, start, target=buffer)
+        turn_rows(buffer, order, near.to(device) - 3, deltas * 0, None, 0, target=planes)
+        _compare(rows, planes, near, near - 3, deltas, spec, start)
+    planes = planes_of(rows)
+    turn_rows(planes, src.to(device), dst.to(device), torch.zeros_like(deltas), None, 0)
+    _compare(rows, planes, src, dst, torch.zeros_like(deltas), spec, start)
+
+
+def _compare(
+    rows: Tensor, planes: Planes, old: Tensor, new: Tensor, deltas: Tensor, spec: RopeSpec, at: int
+) -> None:
+    after = torch.stack([layer.cpu() for layer in planes.layers])
+    _check(rows[:, old], after[:, new], deltas, spec, at)
+    stayed = deltas == 0
+    assert torch.equal(_bits(after[:, new[stayed]]), _bits(rows[:, old[stayed]]))
+    others = torch.ones(50, dtype=torch.bool)
+    others[new] = False
+    assert torch.equal(_bits(after[:, others]), _bits(rows[:, others]))
+
+
 if __name__ == "__main__":
+    from rotation_bounds import DTYPES, fresh_generator, spec_of
+    from test_rotate import _bits, _check
+
+    from leyline.rotate_triton import turn_rows
+
     _main(sys.argv[1] == "interleaved")

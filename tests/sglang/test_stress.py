@@ -7,7 +7,6 @@ ends the comparison.
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 import time
@@ -19,12 +18,13 @@ from typing import Any
 
 import httpx
 import pytest
-from harness import Server
+from harness import Answer, Server
 
 pytestmark = pytest.mark.slow
 
 CLIENTS = 16
 EDITS = 500  # a server
+TIED = 1e-3  # log-probability; fp32
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Client:
         assert where["shared"] + where["moved"] == cached, (turn.report, cached)
         self.counts["edits"] += bool(turn.report["edits"])
         self.counts["copied" if turn.report["copied"] else "moved"] += where["moved"] > 0
-        self.counts[f"fallback {turn.report['fallback']}"] += turn.report["fallback"] is not None
+        self.counts["fallback"] += turn.report["fallback"] is not None
         self.counts["retracted"] += turn.retracted
 
     def mode(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class Client:
         }
         patience = self.rng.choice([0.01, 0.05, 0.2])
         try:
-            httpx.post(f"{self.server.url}/generate", content=json.dumps(body), timeout=patience)
+            httpx.post(f"{self.server.url}/generate", json=body, timeout=patience)
         except httpx.TimeoutException:
             self.counts["hung up"] += 1
 
@@ -159,7 +159,11 @@ def held_again(server: Server, conversations: list[list[Turn]]) -> int:
     for number, conversation in enumerate(conversations):
         for turn in conversation:
             again = server.generate(
-                turn.prompt, turn.n, {**turn.leyline, "session": f"again{number}"}
+                turn.prompt,
+                turn.n,
+                {**turn.leyline, "session": f"again{number}"},
+                return_logprob=True,
+                top_logprobs_num=2,
             )
             now, then = again.report, turn.report
             if (
@@ -170,9 +174,19 @@ def held_again(server: Server, conversations: list[list[Turn]]) -> int:
                 or now["tokens"]["moved"] != then["tokens"]["moved"]
             ):
                 break
-            assert again.ids == turn.ids, (turn, now)
+            if again.ids != turn.ids:
+                assert tied(again, turn.ids), (turn, again.body)
+                break
             same += 1
     return same
+
+
+def tied(again: Answer, then: list[int]) -> bool:
+    """Whether the answers part where two tokens are as likely as each other: sums are rounded
+    otherwise when more is in a batch."""
+    at = next(i for i, (one, other) in enumerate(zip(again.ids, then, strict=True)) if one != other)
+    (best, *_), (second, token, *_) = again.meta["output_top_logprobs"][at]
+    return token == then[at] and best - second < TIED
 
 
 CASES = {
@@ -190,7 +204,7 @@ def test_stress(kind: str, checkpoint: Callable[..., Path]) -> None:
     model = checkpoint(kind)
     # Every 3rd step takes a request's rows away, whether there is room or not.
     env = {"SGLANG_TEST_RETRACT": "1"}
-    with Server(model, "--max-total-tokens", "4096", *flags, env=env) as server:
+    with Server(model, "--max-total-tokens", "3072", *flags, env=env) as server:
         clients = [Client(server, number, EDITS // CLIENTS + 1) for number in range(CLIENTS)]
         counts = all_at_once(clients)
         time.sleep(0.5)
@@ -198,7 +212,7 @@ def test_stress(kind: str, checkpoint: Callable[..., Path]) -> None:
         assert server.generate(tokens(random.Random(0), 60), 3).status == 200
     print(f"{kind}: {dict(counts)}")
     assert counts["edits"] > EDITS / 2 and counts["copied"] and counts["hung up"]
-    assert counts["retracted"] and counts["fallback source_partly_evicted"]
+    assert counts["retracted"] and counts["fallback"]
     assert kind == "gqa" or counts["moved"]
     conversations = [each for client in clients for each in client.conversations]
     with Server(model, *CASES[kind]) as server:

@@ -132,7 +132,7 @@ def put(obj: Any, carriers: Sequence[str | None]) -> None:
     elif len(carriers) == 1 or not any(carriers):
         obj.sampling_params = _with_carrier(params, carriers[0])
     else:
-        obj.sampling_params = [_with_carrier(params, text) for text in carriers]
+        obj.sampling_params = [_with_carrier(params or {}, text) for text in carriers]
 
 
 def mentions(obj: Any) -> bool:

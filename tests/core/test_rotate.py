@@ -12,9 +12,16 @@ from rotation_bounds import DTYPES, fresh_generator, rotary_bound, spec_of
 from torch import Tensor
 from transformers import DynamicCache
 
+from leyline import rotate
 from leyline.layout import ModelLayout, layout_of
 from leyline.rope import RopeSpec
-from leyline.rotate import move_rows, rotate_reference, rotate_rows_
+from leyline.rotate import (
+    Planes,
+    move_rows,
+    rotate_reference,
+    rotate_rows_,
+    turn_unchecked,
+)
 from leyline.tiny import TINY, tiny_model
 
 SHAPES = [  # columns, rotary width, first rotary column
@@ -242,6 +249,52 @@ def test_planes_may_be_views() -> None:
             assert torch.equal(whole[1::2], before[1::2])
             assert torch.equal(whole[..., :3], before[..., :3])
             assert torch.equal(whole[..., 67:], before[..., 67:])
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["numba", "torch"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layers_of_their_own(
+    dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I2, I3: a tensor for each layer, stacked or not, compiled or not: the same bits."""
+    generator = fresh_generator()
+    whole = torch.randn(3, 300, 2, 24, generator=generator).to(dtype)
+    some = torch.randperm(300, generator=generator)
+    src, dst = some[:120], some[120:240]
+    deltas = torch.randint(-2, 3, (120,), generator=generator) * 700
+    for spec in (spec_of(16, True), spec_of(16, False)):
+        expected = whole.clone()
+        move_rows(expected, src, dst, deltas, spec, 4)
+        rotate_rows_(expected, src, deltas, spec, 4)
+        _check(whole[:, src], expected[:, dst], deltas, spec, 4)
+        layers = [layer.clone() for layer in whole]
+        with monkeypatch.context() as patch:
+            if not compiled:
+                patch.setattr(rotate, "_numba", lambda: None)
+            move_rows(layers, src, dst, deltas, spec, 4)
+            planes = Planes.of(layers)
+            turn_unchecked(planes, src, src, deltas, spec, 4)
+        assert torch.equal(_bits(torch.stack(layers)), _bits(expected))
+        assert planes.offsets.tolist() == [
+            (layer.data_ptr() - layers[0].data_ptr()) // (dtype.itemsize * planes.unit)
+            for layer in layers
+        ]
+
+
+def test_layers_must_be_alike() -> None:
+    """What one layer's strides say must hold for all."""
+    one = torch.zeros(10, 2, 8)
+    for other in (
+        torch.zeros(11, 2, 8),
+        torch.zeros(10, 2, 8, dtype=torch.float16),
+        torch.zeros(10, 8, 2).transpose(1, 2),
+        torch.zeros(10, 16),
+    ):
+        with pytest.raises(ValueError, match="one as the other"):
+            rotate_rows_([one, other], slice(0, 5), 3, spec_of(8, False))
+    with pytest.raises(ValueError, match="none"):
+        Planes.of([])
+    assert not one.any()
 
 
 def test_works_on_tensors_of_inference_mode_and_outside() -> None:

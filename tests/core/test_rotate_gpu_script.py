@@ -38,8 +38,8 @@ def test_checks_pass(tmp_path: Path) -> None:
 WRONG = {
     "turns the other way": "gpu_rows.rotate_triton.Turns.of = lambda deltas, *rest, "
     "of=gpu_rows.rotate_triton.Turns.of: of(-deltas, *rest)",
-    "starts a column late": "gpu_rows.rotate_triton.launch = lambda *a, "
-    "launch=gpu_rows.rotate_triton.launch, **k: launch(*a[:6], a[6] + (a[5] is not None), **k)",
+    "starts a column early": "gpu_rows.rotate_triton.launch = lambda *a, "
+    "launch=gpu_rows.rotate_triton.launch, **k: launch(*a[:6], a[6] - 1, **k)",
     "writes one slot on": "gpu_rows.rotate_triton.launch = lambda *a, "
     "launch=gpu_rows.rotate_triton.launch, **k: launch(*a[:3], (a[3] + 1) % 120, *a[4:], **k)",
 }
@@ -47,6 +47,6 @@ WRONG = {
 
 @pytest.mark.parametrize("code", WRONG.values(), ids=WRONG.keys())
 def test_checks_fail(code: str) -> None:
-    done = _run(code, "--cpu-check")
+    done = _run(f"gpu_rows.SMALL = gpu_rows.SMALL[:1]; {code}", "--cpu-check")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "wrong:" in done.stdout

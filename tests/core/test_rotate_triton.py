@@ -39,6 +39,57 @@ def test_kernel(interleaved: str) -> None:
     assert done.stdout.strip().endswith("all right")
 
 
+COPY, IN_PLACE = True, False
+LATENT = dict(HEADS=1, COLUMNS=576, START=512, HALF=32, INTERLEAVED=True, LEFT=512, RIGHT=1)
+HEADS = dict(HEADS=8, COLUMNS=128, START=0, HALF=64, INTERLEAVED=False, LEFT=1, RIGHT=1)
+VALUES = dict(HEADS=1, COLUMNS=1024, START=1024, HALF=0, INTERLEAVED=False, LEFT=1024, RIGHT=1)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(
+    ("shape", "copy", "items"),
+    [
+        (LATENT, COPY, 4),
+        (LATENT, IN_PLACE, 32),
+        (HEADS, COPY, 16),
+        (HEADS, IN_PLACE, 16),
+        (VALUES, COPY, 2),
+    ],
+    ids=["latents", "latents in place", "keys", "keys in place", "values"],
+)
+def test_kernel_compiles_for_a_gpu(
+    shape: dict[str, int], copy: bool, items: int, capability: int
+) -> None:
+    """Without a GPU: rows of bf16 go in pieces of 16 bytes, and no thread needs another's."""
+    from triton.backends import backends
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from leyline.rotate_triton import _turn_kernel
+
+    if "nvidia" not in backends or os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("this Triton compiles for no NVIDIA GPU")
+    pairs = max(1, shape["HALF"])
+    constants = shape | dict(COPY=copy, SOURCE_UNIT=16, TARGET_UNIT=16, ITEMS=items, PAIRS=pairs)
+    types = dict(source="*bf16", target="*bf16", tables="*i32", cos_sin="*fp32", rows="i32")
+    types |= dict.fromkeys(("source_layers", "target_layers", "src_slots", "dst_slots"), "*i64")
+    names = _turn_kernel.arg_names
+    unaligned = ("rows", "src_slots", "dst_slots")
+    source = ASTSource(
+        fn=_turn_kernel,
+        signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={
+            (i,): [["tt.divisibility", 16]]
+            for i, name in enumerate(names)
+            if name not in constants and name not in unaligned
+        },
+    )
+    code = compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
+    assert "ld.global.v4.b32" in code and "st.global.v4.b32" in code
+    assert "st.global.b16" not in code and "shfl" not in code and ".shared" not in code
+
+
 def _main(interleaved: bool) -> None:
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"

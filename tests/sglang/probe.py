@@ -1,7 +1,8 @@
 """A plugin of SGLang for tests only: lets them look into the scheduler process.
 
 Does nothing without LEYLINE_SGLANG_DEBUG_DIR. A request with `custom_params={"probe": name}` leaves
-its row there, and SGLang's own /server_info says where the slots are.
+its row there, or with `slots` what lies in those, and SGLang's own /server_info says where the
+slots are.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ def save_rows(req: Any, tree_cache: Any, **options: Any) -> None:
     """Before a request's row is let go of."""
     import torch
 
-    name = (getattr(req.sampling_params, "custom_params", None) or {}).get("probe")
+    custom = getattr(req.sampling_params, "custom_params", None) or {}
+    name = custom.get("probe")
     if not name or not req.finished() or not req.kv.holds_kv:
         return
     n = req.owned_kv_len()
     row = tree_cache.req_to_token_pool.req_to_token[req.kv.req_pool_idx, :n].to(torch.int64)
+    if "slots" in custom:
+        row = torch.tensor(custom["slots"], dtype=torch.int64)
     pool = tree_cache.token_to_kv_pool_allocator.get_kvcache()
     layers = range(pool.start_layer, pool.start_layer + pool.layer_num)
     folder = Path(os.environ[DIR])
@@ -46,9 +50,9 @@ def save_rows(req: Any, tree_cache: Any, **options: Any) -> None:
             "keys": [pool.get_key_buffer(layer)[row] for layer in layers],
             "values": [pool.get_value_buffer(layer)[row] for layer in layers],
         },
-        folder / f".{name}",
+        folder / f"{name}.part",
     )
-    (folder / f".{name}").rename(folder / f"{name}.pt")
+    (folder / f"{name}.part").rename(folder / f"{name}.pt")
 
 
 def add_slots(result: None, controller: Any, state: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ class Client:
                 self.hang_up(prompt)
                 source = []
             elif kind < 0.2:
-                self.plain(prompt)
+                self.plain()
             else:
                 source = self.ask(prompt, self.mode())
 
@@ -110,7 +110,11 @@ class Client:
             return {"mode": "repair", "repair": self.rng.choice([0, 5, 50])}
         return {}
 
-    def plain(self, prompt: list[int]) -> None:
+    def plain(self) -> None:
+        """Without a session, from a prefix that one of its own conversations began with. (No more
+        of it: exact rows are preferred, and would change what the session reads.)"""
+        began = self.rng.choice(self.conversations)[0].prompt
+        prompt = began[: self.rng.randrange(len(began))] + tokens(self.rng, 9)
         assert self.server.generate(prompt, self.rng.randrange(1, 8)).status == 200
         self.counts["plain"] += 1
 

@@ -47,26 +47,25 @@ def run(
     """tokens: a conversation, at least `sizes.conversation` long. server: a watched one. Its cache
     is emptied."""
     source = tokens[: sizes.conversation]
-    cases = [_edited(source, sizes, i, vocab_size) for i in range(3 * repeats)]
+    cases = [_edited(source, sizes, i, vocab_size) for i in range(4 * repeats)]
     server.generate(tokens[-64:])  # the first request sets things up
-    say("rows moved, first prompt")
     server.flush()
-    pairs = []
+    say("first prompt")
     server.generate(source, session="moved")
+    pairs = []
     for i in range(repeats):
         say(f"rows moved, {i + 1} of {repeats}")
         spliced = timed(server, cases[2 * i], session="moved")
         pairs.append((spliced, timed(server, cases[2 * i + 1])))
         server.generate(source, session="moved")
-    rows = _rows(pairs, "moved", sizes)
-    say("rows copied")
-    server.generate(source)  # now others use them too
+    server.generate(source)  # now others use its rows too
     copies = []
-    for i in range(repeats):
+    for i in range(repeats, 2 * repeats):
+        say(f"rows copied, {i - repeats + 1} of {repeats}")
         server.generate(source, session=f"copied-{i}")
-        copies.append(timed(server, cases[2 * repeats + i], session=f"copied-{i}"))
-    wholes = [whole for _, whole in pairs]
-    return rows + _rows(list(zip(copies, wholes, strict=True)), "copied", sizes)
+        spliced = timed(server, cases[2 * i], session=f"copied-{i}")
+        copies.append((spliced, timed(server, cases[2 * i + 1])))
+    return _rows(pairs, "moved", sizes) + _rows(copies, "copied", sizes)
 
 
 def timed(server: Server, prompt: np.ndarray, session: str | None = None) -> Timed:

@@ -67,7 +67,7 @@ def _host(bed: Bed, options: Options, say: Say) -> list[Row]:
 
 def _edit(bed: Bed, options: Options, say: Say) -> list[Row]:
     sizes = Sizes(conversation=1200, span=300) if options.quick else Sizes()
-    slots = ("--max-total-tokens", str(4 * sizes.conversation))
+    slots = ("--max-total-tokens", str(6 * sizes.conversation))
     say("the server starts")
     with Server(bed.path, slots, watched=True) as server:
         tokens = bed.tokens(sizes.conversation)
@@ -76,7 +76,7 @@ def _edit(bed: Bed, options: Options, say: Say) -> list[Row]:
 
 def _throughput(bed: Bed, options: Options, say: Say) -> list[Row]:
     load = throughput.Load(clients=4, prompt=32, new=4) if options.quick else throughput.Load()
-    repeats = 1 if options.quick else 7
+    repeats = 1 if options.quick else 5
     slots = ("--max-total-tokens", "8192")
     say("the servers start")
     with Server(bed.path, slots) as ours, Server(bed.path, slots, plugin=False) as alone:

@@ -15,13 +15,14 @@ from leyline.sglang.cpu import BACKEND, ENGINE
 
 PLAIN = "--plain"
 PLUGINS = "SGLANG_PLUGINS"
-DEFAULTS = {
+DEFAULTS: dict[str, str | None] = {
     "--device": "cpu",
     "--attention-backend": BACKEND,
     "--mem-fraction-static": "0.3",  # or SGLang asks for nearly all memory there is
     "--max-total-tokens": "32768",
+    "--sleep-on-idle": None,  # or an idle server keeps a core busy
 }
-CACHE = {"--radix-cache-backend": "leyline"}
+CACHE: dict[str, str | None] = {"--radix-cache-backend": "leyline"}
 
 
 def command(args: Sequence[str]) -> list[str]:
@@ -42,6 +43,7 @@ def environment(outer: Mapping[str, str], *, plain: bool) -> dict[str, str]:
     paths = [path for path in outer.get("PYTHONPATH", "").split(os.pathsep) if path]
     env = {
         "TORCHDYNAMO_DISABLE": "1",  # compiling takes longer than it saves
+        "OMP_WAIT_POLICY": "PASSIVE",  # or threads that wait keep the other processes from running
         **outer,
         ENGINE: "1",
         "PYTHONPATH": os.pathsep.join([stand_in, *paths]),

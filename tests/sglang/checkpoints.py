@@ -57,7 +57,7 @@ RECIPES = {
             scoring_func="softmax",
         ),
     ),
-    "gqa": Recipe("llama", dict(_COMMON, num_hidden_layers=4)),
+    "gqa": Recipe("llama", dict(_COMMON, num_hidden_layers=4, max_position_embeddings=16384)),
 }
 
 

@@ -110,7 +110,7 @@ def test_unknown_source(server: Server) -> None:
 @pytest.mark.parametrize(
     ("directive", "sentence"),
     [
-        ({"start": 50, "end": 1000}, "directives[0].end: 1000 is past the source"),
+        ({"start": 50, "end": 1000}, "leyline.directives[0].end: 1000 is past the source"),
         ({"start": 50, "end": 60, "replacement": [99999]}, "99999 is no token"),
         ({"start": 60, "end": 50}, "50 is before start"),
     ],

@@ -3,8 +3,10 @@
 plugin.py      what SGLang calls at start: the cache backend and all hooks
 versions.py    the SGLang versions this was written for, and the names it relies on
 refuse.py      what a server can't have together with Leyline
-request.py     the `leyline` object of a request, on its way to the scheduler and back
+request.py     a request with a `leyline` object, on its way to the scheduler and back
+carriers.py    the places in which the object comes
 http.py        the same at the top level of OpenAI and Anthropic requests
+answers.py     the report, in OpenAI's and Anthropic's shapes
 arrival.py     a request reaches the scheduler
 sessions.py    sessions, their lineages, and which slots are theirs alone
 turn.py        one request of a session: its plan, its key, how far it has come
@@ -16,4 +18,5 @@ rotary.py      what SGLang's model does to a key when its position moves
 report.py      what became of a request, for its client and for metrics
 cpu/           SGLang on a machine without a GPU
 demo.py        `make sglang-demo`
+bench/         `make sglang-bench`
 """

@@ -11,7 +11,8 @@ from typing import Any
 
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder, _PrefillAdmission
 
-from leyline.sglang.cache import LeylineRadixCache, turn_of
+from leyline.sglang.arrival import turn_of
+from leyline.sglang.cache import LeylineRadixCache
 
 _MADE: dict[type[PrefillAdder], type[PrefillAdder]] = {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from http import HTTPStatus
 from typing import Any
 
@@ -17,6 +18,17 @@ CARRIER = "leyline"
 """Name of the JSON string in a request's `custom_params`."""
 
 
+def asked_of(req: Any) -> Turn | None:
+    """The request's turn, if it names a session."""
+    return getattr(req, "leyline", None)
+
+
+def turn_of(req: Any) -> Turn | None:
+    """The same, if the request can be spliced."""
+    turn = asked_of(req)
+    return turn if turn is not None and turn.unsupported is None else None
+
+
 def on_arrival(req: Any, scheduler: Any, received: Any, *args: Any, **kwargs: Any) -> None:
     """After `Scheduler._create_generation_req`."""
     carried = (req.sampling_params.custom_params or {}).get(CARRIER)
@@ -25,23 +37,35 @@ def on_arrival(req: Any, scheduler: Any, received: Any, *args: Any, **kwargs: An
     from leyline.sglang.cache import LeylineRadixCache
 
     cache = scheduler.tree_cache
-    if not isinstance(cache, LeylineRadixCache):
-        req.set_finish_with_abort("leyline: start the server with --radix-cache-backend leyline")
-        return
     try:
+        if not isinstance(cache, LeylineRadixCache):
+            raise FieldError(CARRIER, "start the server with --radix-cache-backend leyline.")
         channel = channel_of(carried, req)
         turn = Turn(channel, cache.sessions.number(channel.user), _unsupported(req, received))
         if turn.unsupported is not None:
             turn.plan_unsupported(len(req.origin_input_ids), 0)
             check_strict(channel, Fallback.UNSUPPORTED_FEATURE)
-    except (FieldError, DirectiveError) as error:
-        req.set_finish_with_abort(str(error))
     except StrictFallback as error:
-        why = f"{error.message}. A splice doesn't go with {turn.unsupported}."
-        req.set_finish_with_abort(why, status_code=HTTPStatus.CONFLICT)
+        what = f"{error.message}. A splice doesn't go with {turn.unsupported}."
+        refuse(req, StrictFallback(error.reason, what))
+    except (FieldError, DirectiveError) as error:
+        refuse(req, error)
     else:
         req.leyline = turn
         publish(req, turn)
+
+
+def refuse(req: Any, error: FieldError | DirectiveError | StrictFallback) -> None:
+    """End the request with HTTP 400 or 409; nothing of it is prefilled."""
+    req.leyline = None
+    if isinstance(error, StrictFallback):
+        status, word, message = HTTPStatus.CONFLICT, error.reason, error.message
+    else:
+        status, word, message = HTTPStatus.BAD_REQUEST, "invalid_directive", str(error)
+    if isinstance(error, DirectiveError):
+        message = f"{CARRIER}.{message}"
+    req.set_finish_with_abort(message, status_code=status, err_type=f"{CARRIER}.{word}")
+    req.full_untruncated_fill_ids = array("q", req.origin_input_ids)
 
 
 def channel_of(carried: object, req: Any) -> Channel:

@@ -16,7 +16,6 @@ import time
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http import HTTPStatus
 from typing import Any
 
 import numpy as np
@@ -38,23 +37,13 @@ from leyline.lineage import Lineage
 from leyline.plan import Keep
 from leyline.reuse import edit_reports
 from leyline.sglang import splice
+from leyline.sglang.arrival import asked_of, refuse, turn_of
 from leyline.sglang.report import Metrics, publish
 from leyline.sglang.rows import Rows
 from leyline.sglang.sessions import PUBLIC, Sessions, Users
 from leyline.sglang.turn import Turn
 
 log = logging.getLogger("sglang.leyline")
-
-
-def asked_of(req: Any) -> Turn | None:
-    """The request's turn, if it names a session."""
-    return getattr(req, "leyline", None)
-
-
-def turn_of(req: Any) -> Turn | None:
-    """The same, if the request can be spliced."""
-    turn = asked_of(req)
-    return turn if turn is not None and turn.unsupported is None else None
 
 
 class LeylineRadixCache(UnifiedRadixCache):
@@ -95,10 +84,9 @@ class LeylineRadixCache(UnifiedRadixCache):
         with self._serving(params.req):
             try:
                 return self._plan(turn, params)
-            except DirectiveError as error:
-                return self._refuse(params.req, str(error), HTTPStatus.BAD_REQUEST)
-            except StrictFallback as error:
-                return self._refuse(params.req, error.message, HTTPStatus.CONFLICT)
+            except (DirectiveError, StrictFallback) as error:
+                refuse(params.req, error)
+                return self.find(array("q"))
 
     def has_source(self, req: Any, turn: Turn, at: int) -> bool:
         """Whether the rows of the run at target position `at` are all still cached."""
@@ -138,13 +126,6 @@ class LeylineRadixCache(UnifiedRadixCache):
         check_strict(turn.channel, turn.reuse.fallback)
         match = self.find(lineage.key[: turn.reuse.shared]) if turn.reuse.from_source else exact
         return match._replace(host_hit_length=turn.promised)
-
-    def _refuse(self, req: Any, message: str, status: HTTPStatus) -> MatchResult:
-        """End the request with an error; nothing of it is prefilled."""
-        req.leyline = None
-        req.set_finish_with_abort(message, status_code=status)
-        req.full_untruncated_fill_ids = array("q", req.origin_input_ids)
-        return self.find(array("q"))
 
     # -- kept rows right behind the shared ones -----------------------------------------------
 

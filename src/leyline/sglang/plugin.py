@@ -6,7 +6,6 @@ Nothing happens to a server that was not started with `--radix-cache-backend ley
 from __future__ import annotations
 
 import logging
-import multiprocessing
 from typing import Any
 
 from leyline.sglang import versions
@@ -69,7 +68,7 @@ def make_cache(ctx: Any) -> Any:
 
 
 def _register_hooks() -> None:
-    """The first process takes requests, those that it starts run the model."""
+    """The same in every process: which of them takes requests is not to be told from inside."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from leyline.sglang import request
@@ -91,8 +90,7 @@ def _register_hooks() -> None:
         ),
         (versions.HTTP_HOOKS, (before_http,), HookType.BEFORE),
     ]
-    here = hooks[:1] if multiprocessing.parent_process() else hooks
-    for targets, functions, kind in here:
+    for targets, functions, kind in hooks:
         for target, function in zip(targets, functions, strict=True):
             HookRegistry.register(target, function, kind)
 

@@ -31,7 +31,11 @@ def command(args: Sequence[str]) -> list[str]:
     given = {flag.split("=")[0] for flag in flags}
     defaults = DEFAULTS if PLAIN in args else DEFAULTS | CACHE
     added = [
-        part for flag, value in defaults.items() if flag not in given for part in (flag, value)
+        part
+        for flag, value in defaults.items()
+        if flag not in given
+        for part in (flag, value)
+        if part is not None
     ]
     server = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
     return [*server, *added, *flags]

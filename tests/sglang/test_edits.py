@@ -44,6 +44,14 @@ def setup(request: pytest.FixtureRequest) -> Setup:
     return request.param
 
 
+@pytest.fixture
+def server(setup: Setup, servers: Any) -> Server:
+    """With an empty cache: prompts that begin alike share rows."""
+    server = setup.start(servers)
+    server.flush()
+    return server
+
+
 CASES = [
     Case("delete", 300, (Edit(100, 130),)),
     Case("replace", 300, (Edit(100, 130, 7),)),
@@ -90,10 +98,10 @@ def check(answer: Answer, plan: Expected, edits: tuple[Edit, ...], mode: str = "
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_edit(setup: Setup, servers: Any, case: Case) -> None:
+def test_edit(setup: Setup, server: Server, case: Case) -> None:
     """All is kept but what is new and the ends of pages; the session finds all of it again, and
     nobody else more than what an ordinary prefill gives (I8)."""
-    server, page = setup.start(servers), setup.page
+    page = setup.page
     name = f"{setup} {case.name}"
     source, prompt = case.prompts(name)
     assert turn(server, source, name).report["edits"] == []
@@ -111,9 +119,9 @@ def test_edit(setup: Setup, servers: Any, case: Case) -> None:
     check(again, expected((), len(held), 3, page), ())
 
 
-def test_conversation(setup: Setup, servers: Any) -> None:
+def test_conversation(setup: Setup, server: Server) -> None:
     """Ten turns: in each, an older part of what the session has is cut down or grows."""
-    server, page = setup.start(servers), setup.page
+    page = setup.page
     name = f"{setup} conversation"
     held = tokens(name, 200)
     held += turn(server, held, name, 2).ids[:-1]
@@ -131,10 +139,10 @@ def test_conversation(setup: Setup, servers: Any) -> None:
         held = prompt + answer.ids[:-1]
 
 
-def test_move_or_copy(setup: Setup, servers: Any) -> None:
+def test_move_or_copy(setup: Setup, server: Server) -> None:
     """Rows that somebody else asked for too are copied, and stay as they are for them; those of the
     session alone move, which takes no slots (I7)."""
-    server, page = setup.start(servers), setup.page
+    page = setup.page
     case = Case("used by others", 320, (Edit(96, 128, 7),))
     plan = expected(case.edits, 320, case.new, page)
     for others in (False, True):
@@ -159,9 +167,9 @@ def directive(start: int, end: int, new: list[int], mode: str, **more: int) -> d
     return {"start": start, "end": end, "replacement": new, "mode": mode, **more}
 
 
-def test_directives(setup: Setup, servers: Any) -> None:
+def test_directives(setup: Setup, server: Server) -> None:
     """Explicit directives of several modes: REPAIR computes the first tokens behind its edit."""
-    server, page = setup.start(servers), setup.page
+    page = setup.page
     name = f"{setup} directives"
     edits = (Edit(64, 80, 4), Edit(150, 160, 0, repair=20), Edit(250, 250, 6))
     case = Case(name, 320, edits)
@@ -183,9 +191,9 @@ def test_directives(setup: Setup, servers: Any) -> None:
     )
 
 
-def test_directives_that_touch(setup: Setup, servers: Any) -> None:
+def test_directives_that_touch(setup: Setup, server: Server) -> None:
     """A deletion and, right behind it, a replacement; only explicit directives can say so."""
-    server, page = setup.start(servers), setup.page
+    page = setup.page
     name = f"{setup} touching"
     edits = (Edit(64, 80), Edit(80, 95, 5))
     source, prompt = Case(name, 320, edits).prompts()
@@ -200,9 +208,9 @@ def test_directives_that_touch(setup: Setup, servers: Any) -> None:
 
 
 @pytest.mark.parametrize("repair", [0, 5, 50, 1000])
-def test_repair(setup: Setup, servers: Any, repair: int) -> None:
+def test_repair(setup: Setup, server: Server, repair: int) -> None:
     """Derived edits in mode REPAIR: so many tokens behind each are computed, over later edits."""
-    server, page = setup.start(servers), setup.page
+    page = setup.page
     name = f"{setup} repair {repair}"
     edits = (Edit(64, 80, 4, repair), Edit(150, 160, 0, repair))
     case = Case(name, 320, edits)

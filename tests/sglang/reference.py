@@ -30,6 +30,36 @@ def tokens(seed: str | int, n: int, among: range = OLD) -> list[int]:
     return [rng.choice(among) for _ in range(n)]
 
 
+# -- servers ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A server to start."""
+
+    kind: str
+    dtype: str
+    page: int = 1
+    flags: tuple[str, ...] = ()
+
+    def start(self, servers: Any) -> Server:
+        page = () if self.page == 1 else ("--page-size", str(self.page))
+        return servers(self.kind, *page, *self.flags, dtype=self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.dtype}-page{self.page}"
+
+
+SMALL_CHUNKS = ("--chunked-prefill-size", "32")  # less than replacements and tails of some cases
+SETUPS = [
+    Setup("mla", "float32"),
+    Setup("mla", "bfloat16", 16, (*SMALL_CHUNKS, "--disable-overlap-schedule")),
+    Setup("gqa", "float32", 1, SMALL_CHUNKS),
+    Setup("gqa", "float16", 16),
+]
+"""Together: both kinds of rows, pages, dtypes, chunks, and overlap on and off."""
+
+
 # -- edits ------------------------------------------------------------------------------------
 
 

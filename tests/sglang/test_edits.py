@@ -3,40 +3,11 @@ I8)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from harness import Answer, Server
-from reference import NEW, Case, Edit, Expected, expected, tokens
-
-
-@dataclass(frozen=True)
-class Setup:
-    """A server to start."""
-
-    kind: str
-    dtype: str
-    page: int = 1
-    flags: tuple[str, ...] = ()
-
-    def start(self, servers: Any) -> Server:
-        page = () if self.page == 1 else ("--page-size", str(self.page))
-        return servers(self.kind, *page, *self.flags, dtype=self.dtype)
-
-    def __str__(self) -> str:
-        return f"{self.kind}-{self.dtype}-page{self.page}"
-
-
-SMALL_CHUNKS = ("--chunked-prefill-size", "32")  # less than replacements and tails of some cases
-NO_OVERLAP = ("--disable-overlap-schedule",)
-SETUPS = [
-    Setup("mla", "float32"),
-    Setup("mla", "float32", 16, (*SMALL_CHUNKS, *NO_OVERLAP)),
-    Setup("gqa", "bfloat16", 1, SMALL_CHUNKS),
-    Setup("gqa", "float16", 16),
-    Setup("mla", "bfloat16", 1, NO_OVERLAP),
-]
+from reference import NEW, SETUPS, Case, Edit, Expected, Setup, expected, tokens
 
 
 @pytest.fixture(scope="session", params=SETUPS, ids=str)

@@ -18,7 +18,6 @@ from leyline.sglang.refuse import refuse
 STARTS = {
     "no radix cache": (["--disable-radix-cache"], "--disable-radix-cache leaves no cache"),
     "HiCache": (["--enable-hierarchical-cache", "--hicache-size", "1"], "HiCache"),
-    "speculation": (["--speculative-algorithm", "NGRAM"], "speculative decoding"),
     "streaming sessions": (["--enable-streaming-session"], "streaming sessions keep rows"),
     "radix sessions": (["--enable-session-radix-cache"], "another way to keep sessions"),
     "tokenizer workers": (["--tokenizer-worker-num", "2"], "HTTP workers that load no plugins"),
@@ -31,7 +30,7 @@ STARTS = {
 def test_refused_at_start(case: str, checkpoint: Callable[..., Path]) -> None:
     flags, sentence = STARTS[case]
     with pytest.raises(RuntimeError) as error:
-        Server(checkpoint("mla"), *flags).start()
+        Server(checkpoint("gqa"), *flags).start()
     log = str(error.value)
     found = re.search(r"leyline\.sglang\.versions\.Unready: (.*)", log)
     assert found and sentence in found[1], log[-3000:]
@@ -58,6 +57,7 @@ def context(**changes: Any) -> SimpleNamespace:
     ("changes", "sentence"),
     [
         (dict(is_dsa=True), "sparse attention"),
+        (dict(args=dict(speculative_algorithm="NGRAM")), "speculative decoding"),
         (dict(is_hybrid_swa=True), "sliding windows"),
         (dict(is_hybrid_ssm=True), "recurrent layers"),
         (dict(model_config=SimpleNamespace(is_multimodal=True)), "multimodal"),

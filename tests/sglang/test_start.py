@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from harness import Server
-from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoModelForCausalLM
 
 from leyline.sglang.cpu.__main__ import command, environment
 
@@ -19,7 +19,8 @@ pytestmark = pytest.mark.sglang
 
 
 def tokens(n: int, seed: int) -> list[int]:
-    return [random.Random(seed).randrange(4, 500) for _ in range(n)]
+    dice = random.Random(seed)
+    return [dice.randrange(4, 500) for _ in range(n)]
 
 
 # --- the command line, without a server -----------------------------------------------------------
@@ -115,7 +116,6 @@ def test_a_window_is_left_to_sglang() -> None:
     assert _special(None, {"sliding_window_size": 0})
     assert not _special(None, {"sliding_window_size": -1})
     assert _special(torch.tensor([1]), {})
-    assert scaled_dot_product_attention is not None
 
 
 # --- a real server --------------------------------------------------------------------------------
@@ -145,13 +145,18 @@ def test_slots_add_up_and_rows_are_seen(server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mla", "gqa"])
-def test_without_the_plugin(
-    kind: str, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The CPU part works alone; and SGLang's own start, each process from nothing."""
+def test_without_the_plugin(kind: str, checkpoint: Callable[..., Path]) -> None:
+    """The CPU part works alone, and answers as Transformers does. One of the two is started as
+    SGLang does it outside of tests, each process from nothing."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint(kind))
     with Server(checkpoint(kind), plugin=False, fork=kind == "mla") as server:
-        prompt = tokens(300, 3)
-        first, second = server.generate(prompt, 4), server.generate(prompt, 4)
-        assert (first.cached, second.cached) == (0, 299) and first.ids == second.ids
+        prompt = tokens(700, 3)
+        want = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0, 700:]
+        first = server.generate(prompt, 8, return_logprob=True)
+        assert first.ids == want.tolist() and first.cached == 0
+        likely = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)[first.ids[0]]
+        assert first.logprobs[0] == pytest.approx(likely.item(), abs=1e-3)
+        second = server.generate(prompt, 8)
+        assert second.ids == first.ids and second.cached == 699
         assert "impl=UnifiedRadixCache" in server.log()
         assert server.slots().add_up

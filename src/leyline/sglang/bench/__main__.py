@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ def main(args: list[str] | None = None) -> None:
     given = _parser().parse_args(args)
     if find_spec("sglang") is None:
         sys.exit("SGLang is not installed here: pip install 'leyline-kv[sglang]'")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers end with this process
     began = time.monotonic()
     options = Options(given.model or _smollm2(), tuple(given.only or ()), given.quick)
     with err.status("") as status:

@@ -24,7 +24,7 @@ class Load:
     """clients send `requests` each, one after the other, of `prompt` random tokens."""
 
     clients: int = 16
-    requests: int = 2
+    requests: int = 1
     prompt: int = 96
     new: int = 24
 

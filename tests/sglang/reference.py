@@ -271,16 +271,22 @@ def _transformers(folder: Path) -> Any:
 
 @torch.inference_mode()
 def distributions(
-    model: Model, plan: Expected, source: Rows, prompt: list[int], answer: list[int]
+    model: Model,
+    plan: Expected,
+    source: Rows,
+    prompt: list[int],
+    answer: list[int],
+    turn: bool = True,
 ) -> Tensor:
     """Log-probabilities `[len(answer), vocabulary]` of the answer's tokens: Transformers, in fp32,
     over the source's rows turned in fp64, computes only what is not kept.
 
-    Nothing of the request that was spliced is used but the tokens it gave.
+    Nothing of the request that was spliced is used but the tokens it gave. turn: False leaves keys
+    as they were, to see what it makes.
     """
     ids = prompt + answer[:-1]
     cached = DynamicCache()
-    _append(cached, model, source, Kept(0, 0, plan.shared))
+    _append(cached, model, source, Kept(0, 0, plan.shared), turn)
     at, logits = plan.shared, torch.empty(0)
     for kept in [*plan.kept, Kept(0, len(ids), 0)]:
         if kept.dst > at:
@@ -288,17 +294,17 @@ def distributions(
             logits = _transformers(model.folder)(
                 input_ids=fed, position_ids=where, past_key_values=cached, use_cache=True
             ).logits[0]
-        _append(cached, model, source, kept)
+        _append(cached, model, source, kept, turn)
         at = kept.dst + kept.n
     return logits[-len(answer) :].double().log_softmax(-1)
 
 
-def _append(cached: DynamicCache, model: Model, source: Rows, kept: Kept) -> None:
+def _append(cached: DynamicCache, model: Model, source: Rows, kept: Kept, turn: bool) -> None:
     if not kept.n:
         return
     rows = slice(kept.src, kept.src + kept.n)
     for layer, (keys, values) in enumerate(zip(source.keys, source.values, strict=True)):
-        turned = model.turned(keys[rows], kept.dst - kept.src).float()
+        turned = model.turned(keys[rows], (kept.dst - kept.src) * turn).float()
         if model.latent:
             first, second = turned.split([model.latent, turned.shape[-1] - model.latent], -1)
         else:

@@ -21,7 +21,6 @@ STARTS = {
     "streaming sessions": (["--enable-streaming-session"], "streaming sessions keep rows"),
     "radix sessions": (["--enable-session-radix-cache"], "another way to keep sessions"),
     "tokenizer workers": (["--tokenizer-worker-num", "2"], "HTTP workers that load no plugins"),
-    "fp8 rows": (["--kv-cache-dtype", "fp8_e4m3"], "can't be turned: only bfloat16, float16"),
 }
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from harness import Answer, Rows, Server
-from reference import SETUPS, Case, Edit, Expected, Model, Setup, distributions, expected
+from reference import SETUPS, Case, Edit, Expected, Kept, Model, Setup, distributions, expected
 from torch import Tensor
 
 CASES = [
@@ -75,9 +76,15 @@ def splice(server: Server, setup: Setup, case: Case, n: int = 1, others: bool = 
     after = server.rows(f"{name}-prompt")
     plan = expected(case.edits, len(source), case.new, setup.page)
     assert answer.report["tokens"] == plan.tokens
-    assert answer.report["copied"] == (others or setup.page > 1)
+    assert answer.report["copied"] == (others or setup.page > 1 or not is_run(plan.kept))
     assert after.ids == prompt + answer.ids[: len(after.ids) - len(prompt)]
     return Spliced(plan, before, prompt, after, answer)
+
+
+def is_run(kept: tuple[Kept, ...]) -> bool:
+    """Whether these rows follow one another. Of several runs only the last one moves, if it can:
+    till then the source's rows are needed where they are."""
+    return all(one.dst + one.n == other.dst for one, other in pairwise(kept))
 
 
 def bits(rows: Tensor) -> Tensor:
@@ -100,10 +107,10 @@ def test_rows(setup: Setup, server: Server, model: Model, case: Case, others: bo
         assert_bitwise(rows.keys[layer][: plan.shared], source.keys[layer][: plan.shared])
         assert_bitwise(rows.values[layer][: plan.shared], source.values[layer][: plan.shared])
     off = 0
-    for kept in plan.kept:
+    for i, kept in enumerate(plan.kept):
         src, dst = slice(kept.src, kept.src + kept.n), slice(kept.dst, kept.dst + kept.n)
         moved = torch.equal(rows.slots[dst], source.slots[src])
-        assert moved == (not others and setup.page == 1)
+        assert moved == (not others and setup.page == 1 and is_run(plan.kept[i:]))
         for layer in range(len(rows.keys)):
             before, after = source.keys[layer][src], rows.keys[layer][dst]
             assert_bitwise(rows.values[layer][dst], source.values[layer][src])
@@ -171,7 +178,7 @@ def test_first_layer(setup: Setup, server: Server, model: Model, case: Case) -> 
     own = distance(keys[computed], truth[computed], model.latent)
     step = STEP[keys.dtype]
     assert own < 4 * step + 2e-5, f"SGLang's own prefill is {own} off"
-    assert distance(keys[kept], truth[kept], model.latent) < 1.5 * own + step / 4
+    assert distance(keys[kept], truth[kept], model.latent) < 1.5 * own + step / 4 + 5e-6
     assert distance(keys[kept], one_off[kept], model.latent) > 0.1
     latents = (keys[kept].double() - truth[kept])[..., : model.latent]
     assert latents.numel() == 0 or latents.norm() < (4 * step + 2e-5) * truth[kept].norm()
@@ -186,28 +193,40 @@ def test_answer(setup: Setup, server: Server, model: Model, case: Case, others: 
     ids = spliced.answer.ids
     truth = distributions(model, spliced.plan, spliced.source, spliced.prompt, ids)
     found = torch.tensor(spliced.answer.logprobs, dtype=torch.float64)
-    wrong = (found - truth[torch.arange(len(ids)), torch.tensor(ids)]).abs()
-    noise = 1e-3 if setup.dtype == "float32" else own_noise(server, setup, model)
-    assert wrong.max() <= noise, (wrong, noise)
+    wrong = found - chosen(truth, ids)
+    if setup.dtype == "float32":
+        assert wrong.abs().max() < 1e-3 and truth.argmax(-1).tolist() == ids
+        still = distributions(
+            model, spliced.plan, spliced.source, spliced.prompt, ids, turn=False
+        )
+        assert (found - chosen(still, ids)).abs().max() > 0.02, "a turn makes no difference here"
+        return
+    noise = own_noise(server, setup, model)
+    assert rms(wrong) < 2 * rms(noise), (wrong, noise)
     best = truth.topk(2, -1)
-    clear = best.values[:, 0] - best.values[:, 1] > 2 * noise
-    assert clear.any()
-    same = best.indices[:, 0] == torch.tensor(ids)
-    assert same[clear].all(), (best, ids)
-    assert setup.dtype != "float32" or same.all()
+    clear = best.values[:, 0] - best.values[:, 1] > 2 * noise.abs().max()
+    assert (best.indices[:, 0] == torch.tensor(ids))[clear].all(), (best, ids)
 
 
-def own_noise(server: Server, setup: Setup, model: Model) -> float:
-    """How far SGLang's log-probabilities are from Transformers' in fp32 where nothing is spliced,
-    the worst of many, and some."""
-    worst = 0.0
-    for n in (150, 200, 250):
-        case = Case(f"{setup} noise", n, ())
-        _, prompt = case.prompts(str(n))
+def chosen(distribution: Tensor, ids: list[int]) -> Tensor:
+    return distribution[torch.arange(len(ids)), torch.tensor(ids)]
+
+
+def rms(x: Tensor) -> float:
+    return float(x.square().mean().sqrt())
+
+
+NOISE: dict[Setup, Tensor] = {}
+
+
+def own_noise(server: Server, setup: Setup, model: Model) -> Tensor:
+    """How far SGLang's log-probabilities are from Transformers' in fp32 where nothing is spliced:
+    16 bits, and with them now and then another expert."""
+    found = []
+    for n in (150, 200, 250) if setup not in NOISE else ():
+        _, prompt = Case(f"{setup} noise", n, ()).prompts(str(n))
         answer = server.generate(prompt, 12, return_logprob=True)
         nothing = Rows([], torch.empty(0), [], [])
-        plan = Expected(0, (), len(prompt))
-        truth = distributions(model, plan, nothing, prompt, answer.ids)
-        wrong = torch.tensor(answer.logprobs) - truth[torch.arange(12), torch.tensor(answer.ids)]
-        worst = max(worst, float(wrong.abs().max()))
-    return 2 * worst
+        truth = distributions(model, Expected(0, (), len(prompt)), nothing, prompt, answer.ids)
+        found.append(torch.tensor(answer.logprobs, dtype=torch.float64) - chosen(truth, answer.ids))
+    return NOISE.setdefault(setup, torch.cat(found) if found else torch.empty(0))

@@ -48,12 +48,13 @@ def make_cache(ctx: Any) -> Any:
     from leyline.sglang.rows import Rows
 
     runner = ctx.tp_worker.model_runner
+    overlap = not ctx.server_args.disable_overlap_schedule  # else all is on the current stream
     pool = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     try:
         rows = Rows.of(
             pool,
             runner.model,
-            stream=getattr(runner, "forward_stream", None),
+            stream=getattr(runner, "forward_stream", None) if overlap else None,
             positions=ctx.model_config.context_len,
         )
     except Unsupported as error:

@@ -35,7 +35,9 @@ class Servers:
         self._checkpoint = checkpoint
         self._running: dict[Any, Server] = {}
 
-    def __call__(self, kind: str = "mla", *flags: str, dtype: str = "float32", **options: Any) -> Any:
+    def __call__(
+        self, kind: str = "mla", *flags: str, dtype: str = "float32", **options: Any
+    ) -> Any:
         """A server for write_checkpoint(kind, dtype), with Server's own flags and options. It is
         shared: a test that counts flushes it first, and names its own sessions."""
         key = (kind, flags, dtype, *sorted(options.items()))
@@ -76,7 +78,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def servers(checkpoint: Callable[..., Path]) -> Iterator[Servers]:
-    """servers("mla", "--page-size", "16"): a server that runs, shared with who asks for the same."""
+    """servers("mla", "--page-size", "16"): a running server, shared with who asks for the same."""
     it = Servers(checkpoint)
     yield it
     it.stop()

@@ -310,9 +310,7 @@ def _probe_entry_point(folder: Path) -> Path:
     info = folder / "plugins" / "leyline_probe-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: leyline-probe\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\nleyline_probe = probe:activate\n"
-    )
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nleyline_probe = probe:activate\n")
     return info.parent
 
 

@@ -74,7 +74,7 @@ def conversation(server: Server, edits: int) -> tuple[list[list[int]], list[int]
 @pytest.mark.parametrize("edits", [0, 2])
 @pytest.mark.parametrize("explicit", [False, True], ids=["derived", "explicit"])
 def test_forget(setup: Setup, server: Server, explicit: bool, edits: int) -> None:
-    """I5: tokens and log-probabilities of a server that is fresh; all rows behind the edit are gone,
+    """I5: tokens and log-probabilities of a fresh server; all rows behind the edit are gone,
     also those of earlier branches, and what is left is found by others and exact."""
     page = setup.page
     said, _ = conversation(server, edits)
@@ -119,7 +119,7 @@ def test_what_is_behind_is_exact(setup: Setup, server: Server) -> None:
     prompt = Case("exact", 0, (Edit(40, 70),), 5).edited(said[-1])
     answer = ask(server, prompt, mode="forget")
     held = prompt + answer.ids[:-1]
-    assert plain(server, held + [450], 1).cached == len(held) // setup.page * setup.page
+    assert plain(server, [*held, 450], 1).cached == len(held) // setup.page * setup.page
     # And the session goes on from there with edits as usual.
     edited = Case("afterwards", 0, (Edit(50, 70, 3),), 5).edited(held)
     plan = expected((Edit(50, 70, 3),), len(held), 5, setup.page)
@@ -135,7 +135,9 @@ def test_scrub(setup: Setup, server: Server, scrub: bool) -> None:
     theirs = server.rows(f"other-{scrub}")
     said, used = conversation(server, 2)
     prompt = said[-1][:40] + tokens("scrub", 9, NEW)
-    server.generate(prompt, 1, {"session": "s", "mode": "forget", "scrub": scrub}, probe=f"s{scrub}")
+    server.generate(
+        prompt, 1, {"session": "s", "mode": "forget", "scrub": scrub}, probe=f"s{scrub}"
+    )
     now = set(server.rows(f"s{scrub}").slots.tolist())
     freed = [slot for slot in used if slot not in now]
     assert len(freed) > 100
@@ -158,7 +160,7 @@ def test_rows_of_others(setup: Setup, server: Server, who: str) -> None:
     answer = ask(server, prompt, mode="forget", scrub=True)
     report = answer.report
     assert (report["forgotten"], report["kept_by_others"]) == (64, 64)
-    assert server.generate(source + [450], 1).cached == 96
+    assert server.generate([*source, 450], 1).cached == 96
     server.flush()
     assert_same(answer, plain(server, prompt))
 

@@ -1,5 +1,5 @@
-"""Spliced rows on real servers: what doesn't turn is bitwise what it was (I2), what turns is an fp64
-rotation rounded once (I3), and the answer is that of a model that was given such rows (I4).
+"""Spliced rows on real servers: what doesn't turn is bitwise what it was (I2), what turns is an
+fp64 rotation rounded once (I3), and the answer is that of a model that was given such rows (I4).
 
 Rows are read from SGLang's pools before and after; expected values come from them, from the
 checkpoint and from Transformers.
@@ -98,8 +98,8 @@ def assert_bitwise(rows: Tensor, others: Tensor) -> None:
 @pytest.mark.parametrize("others", [False, True], ids=["moved", "copied"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_rows(setup: Setup, server: Server, model: Model, case: Case, others: bool) -> None:
-    """I2: shared rows are the same slots; of kept rows, latents and values are bitwise the same. I3:
-    their rotary columns are an fp64 rotation by the shift, rounded once."""
+    """I2: shared rows are the same slots; of kept rows, latents and values are bitwise the same.
+    I3: their rotary columns are an fp64 rotation by the shift, rounded once."""
     spliced = splice(server, setup, case, others=others)
     plan, source, rows = spliced.plan, spliced.source, spliced.rows
     assert torch.equal(rows.slots[: plan.shared], source.slots[: plan.shared])
@@ -196,9 +196,7 @@ def test_answer(setup: Setup, server: Server, model: Model, case: Case, others: 
     wrong = found - chosen(truth, ids)
     if setup.dtype == "float32":
         assert wrong.abs().max() < 1e-3 and truth.argmax(-1).tolist() == ids
-        still = distributions(
-            model, spliced.plan, spliced.source, spliced.prompt, ids, turn=False
-        )
+        still = distributions(model, spliced.plan, spliced.source, spliced.prompt, ids, turn=False)
         assert (found - chosen(still, ids)).abs().max() > 0.02, "a turn makes no difference here"
         return
     noise = own_noise(server, setup, model)

@@ -64,7 +64,7 @@ def test_which_plugins_are_loaded(plugins: str | None, plain: bool, want: str | 
 def test_attention_is_that_of_sglang(
     heads: int, kv_heads: int, width: int, values: int, dtype: torch.dtype
 ) -> None:
-    """Random batches: prefill with and without a cached prefix, over a block's end, and decoding."""
+    """Random batches: prefill with and without a cached prefix, over a block's end; decoding."""
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
     from leyline.sglang.cpu.attention import BLOCK, CpuAttention

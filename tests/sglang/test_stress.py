@@ -1,4 +1,4 @@
-"""Many sessions at once on a server that is far too small: nothing leaks, nothing is wrong (I6, I7).
+"""Many sessions at once on a server far too small: nothing leaks, nothing is wrong (I6, I7).
 
 Afterwards every conversation is held again, alone on a server with room. As far as both times the
 same rows were kept, all answers must be the same; a turn that found less kept (evicted, given way)
@@ -93,8 +93,10 @@ class Client:
 
     def check(self, turn: Turn, cached: int) -> None:
         where = turn.report["tokens"]
-        assert where["prompt"] == len(turn.prompt) == sum(
-            where[kind] for kind in ("shared", "moved", "computed")
+        assert (
+            where["prompt"]
+            == len(turn.prompt)
+            == sum(where[kind] for kind in ("shared", "moved", "computed"))
         ), turn.report
         assert where["shared"] + where["moved"] == cached, (turn.report, cached)
         self.counts["edits"] += bool(turn.report["edits"])

@@ -236,11 +236,18 @@ def test_one_mark() -> None:
 
 
 def test_skipped_rows_are_computed() -> None:
-    edits = Edits.of([Directive(10, 12, (5,)), Directive(20, 20, (6, 7)), Directive(30, 30, (8,))], 30)
+    edits = Edits.of(
+        [Directive(10, 12, (5,)), Directive(20, 20, (6, 7)), Directive(30, 30, (8,))], 30
+    )
     turn = Turn(Channel("s"), 1)
     turn.plan_from(first_lineage(30), 30, edits, exact=0, source=30, page=1)
     turn.skip(turn.run_at(11), Fallback.NO_ROOM)
-    assert turn.reuse.plan.segments == (Keep(0, 0, 10), Compute(10, 11), Keep(20, 21, 10), Compute(31, 1))
+    assert turn.reuse.plan.segments == (
+        Keep(0, 0, 10),
+        Compute(10, 11),
+        Keep(20, 21, 10),
+        Compute(31, 1),
+    )
     assert turn.next_run(10) == 21
 
 

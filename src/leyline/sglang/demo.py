@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -58,26 +61,41 @@ class Turn:
     seconds: float
 
 
-def main() -> None:
+def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="leyline.sglang.demo", description=__doc__)
     parser.add_argument("--model", choices=["smollm2", "mla", "both"], default="both")
     parser.add_argument("--session", default=SESSION, help="id of a recorded session")
     parser.add_argument("--calls", type=int, default=CALLS, help="its first so many model calls")
     parser.add_argument("--json", type=Path, help="write all turns there")
-    args = parser.parse_args()
-    session = find_session(args.session)
+    given = parser.parse_args(args)
+    if given.calls < 1:
+        parser.error("argument --calls: at least one")
+    if find_spec("sglang") is None:
+        sys.exit("SGLang is not installed here: pip install 'leyline-kv[sglang]'")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers end with this process
+    try:
+        found = show(given.model, find_session(given.session), given.calls)
+        if given.json is not None:
+            given.json.write_text(json.dumps(found, indent=1) + "\n")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (ImportError, OSError, RuntimeError, ValueError) as trouble:
+        sys.exit(f"leyline.sglang.demo: {trouble}")
+
+
+def show(which: str, session: Session, n: int) -> dict[str, Any]:
+    """Print a table for each model; every turn's numbers, by model and arm."""
+    console = Console()
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, path in models(args.model, Path(folder)).items():
-            with Progress(transient=True) as bars:
-                arms = run(path, session, args.calls, bars)
-            Console().print(table(name, session, arms))
+    with tempfile.TemporaryDirectory(prefix="leyline-demo-") as folder:
+        for name, path in models(which, Path(folder)).items():
+            with Progress(console=console, transient=True) as bars:
+                arms = run(path, session, n, bars)
+            console.print(table(name, session, arms))
             found[name] = {
-                arm: [vars_of(turn) for turn in turns]
-                for arm, turns in zip(ARMS, arms, strict=True)
+                arm: [asdict(turn) for turn in turns] for arm, turns in zip(ARMS, arms, strict=True)
             }
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1))
+    return found
 
 
 def models(which: str, folder: Path) -> dict[str, Path]:
@@ -98,8 +116,12 @@ def models(which: str, folder: Path) -> dict[str, Path]:
 
 def write_tiny_mla(folder: Path, tokenizer: Any) -> Path:
     """A checkpoint whose answers mean nothing: what it shows is the counting."""
+    from transformers.utils import logging
+
     from leyline.tiny import tiny_model
 
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     model: Any = tiny_model(
         "deepseek_v2",
         vocab_size=len(tokenizer),
@@ -174,15 +196,6 @@ def table(name: str, session: Session, arms: Sequence[Sequence[Turn]]) -> Table:
     made.add_row("of these moved", *(f"{sum(t.moved for t in turns):,}" for turns in arms))
     made.add_row("first tokens waited for", *(f"{sum(t.seconds for t in a):.1f} s" for a in arms))
     return made
-
-
-def vars_of(turn: Turn) -> dict[str, float]:
-    return {
-        "prompt": turn.prompt,
-        "cached": turn.cached,
-        "moved": turn.moved,
-        "seconds": turn.seconds,
-    }
 
 
 if __name__ == "__main__":

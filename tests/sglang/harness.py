@@ -1,16 +1,21 @@
-"""Real SGLang servers for tests: started, asked, looked into, stopped and checked for leaks."""
+"""Real SGLang servers for tests: started, asked, looked into, stopped and checked for leaks.
+
+A server's folder, with its log, is removed with it, but for one that a test failed with.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 import uuid
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -120,6 +125,7 @@ class Server:
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.folder = Path(mkdtemp(prefix="leyline-sglang-"))
+        self._tidy = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.log_file = self.folder / "server.log"
         self._env = self._environment(fork) | (env or {})
         self._process: subprocess.Popen[bytes] | None = None
@@ -133,6 +139,7 @@ class Server:
             self.stop()
         else:
             self._kill()
+            self._tidy.detach()  # the log is wanted
             print(f"The server's log ends with:\n{self.log()[-6000:]}")
 
     def start(self) -> Server:
@@ -174,6 +181,8 @@ class Server:
         # Before it is ready, SGLang asks itself whether it is, and logs each time that it isn't.
         log = self.log().partition(READY)[2]
         bad = [line for line in log.splitlines() if BAD.search(line)]
+        if bad or not alive:
+            self._tidy.detach()
         state = f"died with {self._process.returncode}" if not alive else "was stopped"
         assert alive and self._process.returncode in (0, -signal.SIGTERM) and not bad, (
             f"The server {state}; in its log: {bad}\n{self.log()[-8000:]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_the_policy_moves_rows(
     assert len(plain) == 4 and plain[0].cached == 0
     assert [turn.moved > 0 for turn in leyline] == [False, False, False, True]
     assert leyline[3].cached >= plain[3].cached + leyline[3].moved - 1
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))
+    console = Console(width=100, record=True, file=StringIO())
     console.print(demo.table("tiny", session(), [plain, leyline]))
     text = console.export_text()
     assert f"{sum(turn.prompt for turn in plain):,}" in text and "of these moved" in text

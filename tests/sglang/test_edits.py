@@ -3,6 +3,8 @@ I8)."""
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -116,22 +118,20 @@ def test_move_or_copy(setup: Setup, server: Server) -> None:
     page = setup.page
     case = Case("used by others", 320, (Edit(96, 128, 7),))
     plan = expected(case.edits, 320, case.new, page)
-    for others in (False, True):
+    for others in (0, 200, 320):  # so much of the source
         name = f"{setup} used by others: {others}"
         source, prompt = case.prompts(name)
         turn(server, source, name)
-        if others:
-            assert server.generate(source).cached == 319 // page * page
+        theirs = max(0, others - 1) // page * page
+        assert not others or server.generate(source[:others]).cached == theirs
         before = server.slots().available
         answer = turn(server, prompt, name)
         check(answer, plan, case.edits)
-        assert answer.report["copied"] == (others or page > 1)
+        assert answer.report["copied"] == bool(others or page > 1)
         taken = before - server.slots().available
-        whole = plan.prompt // page * page
-        source_left = 320 if others else plan.shared
-        assert taken == whole - plan.shared - (320 - source_left)
-        if others:
-            assert server.generate(source).cached == 319 // page * page
+        whole, left = plan.prompt // page * page, others // page * page or plan.shared
+        assert taken == whole - plan.shared - (320 - left)
+        assert not others or server.generate(source[:others]).cached == theirs
 
 
 def directive(start: int, end: int, new: list[int], mode: str, **more: int) -> dict[str, Any]:
@@ -190,3 +190,54 @@ def test_repair(setup: Setup, server: Server, repair: int) -> None:
     answer = turn(server, prompt, name, mode="repair", repair=repair)
     plan = expected(edits, 320, case.new, page)
     check(answer, plan, edits, "repair")
+
+
+def test_source_is_kept_from_eviction(servers: Any) -> None:
+    """I6: while a replacement is computed, another request would like the slots of the source, in
+    use by nobody else just then: it waits."""
+    server = servers("mla", "--max-total-tokens", "900")
+    server.flush()
+    case = Case("evicted", 300, (Edit(0, 1, 5),))
+    source, prompt = case.prompts()
+    turn(server, source, "evicted")
+    params = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True}
+    both = {
+        "input_ids": [prompt, tokens("other", 650)],
+        "sampling_params": [
+            {**params, "custom_params": {"leyline": {"session": "evicted"}}},
+            params,
+        ],
+    }
+    status, answers = server.post("/generate", both)
+    assert status == 200, answers
+    report = answers[0]["meta_info"]["leyline"]
+    assert report["fallback"] is None
+    assert report["tokens"] == expected(case.edits, 300, case.new).tokens
+
+
+@pytest.mark.parametrize("other", [300, 420])
+def test_others_leave_room(servers: Any, other: int) -> None:
+    """I6, I7: what the rest of a prompt needs stays there while its replacement is computed, though
+    the source is in use, so nothing can be evicted, and others wait for slots."""
+    server = servers("mla", "--max-total-tokens", "900")
+    server.flush()
+    case = Case(f"room {other}", 300, (Edit(0, 1, 5), Edit(200, 203, 5)))
+    source, prompt = case.prompts()
+    turn(server, source, case.name)
+    using = threading.Thread(target=server.generate, args=(source, 120))
+    using.start()
+    end = time.monotonic() + 30
+    while server.internal_state()["slots"]["protected"] < 299:
+        assert time.monotonic() < end, "nobody uses the source"
+    params = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+    custom = {"custom_params": {"leyline": {"session": case.name}}}
+    body = {
+        "input_ids": [prompt, tokens("other", other)],
+        "sampling_params": [params | custom, params],
+    }
+    status, answers = server.post("/generate", body)
+    using.join()
+    assert status == 200, answers
+    report = answers[0]["meta_info"]["leyline"]
+    assert report["fallback"] is None and report["copied"]
+    assert report["tokens"] == expected(case.edits, 300, case.new).tokens

@@ -188,3 +188,17 @@ def test_one_directive_forgets_for_all(setup: Setup, server: Server) -> None:
     assert answer.report["forgotten"] == 160 - 48
     server.flush()
     assert_same(answer, plain(server, prompt))
+
+
+@pytest.mark.parametrize("more", [0, 5])
+def test_without_an_edit(setup: Setup, server: Server, more: int) -> None:
+    """I5: a prompt that only goes on, or is the very same, in mode FORGET: what earlier edits left
+    amortized is not shared."""
+    said, _ = conversation(server, 2)
+    prompt = said[-1] + tokens("goes on", more, NEW)
+    answer = ask(server, prompt, mode="forget")
+    # The second edit was at 90, and its replacement has 3 tokens.
+    assert answer.report["tokens"]["moved"] == 0 and answer.cached <= 93
+    assert answer.report["forgotten"] > 0
+    server.flush()
+    assert_same(answer, plain(server, prompt))

@@ -56,6 +56,7 @@ class SpliceAdmission(PrefillAdder):
     def _commit_prefill_admission(self, req: Any, *args: Any, **kwargs: Any) -> None:
         super()._commit_prefill_admission(req, *args, **kwargs)
         self.tree_cache.begin(req)
+        self._reserve_rest(req)
 
     def add_chunked_req(self, req: Any) -> Any:
         end = len(req.full_untruncated_fill_ids)
@@ -64,6 +65,12 @@ class SpliceAdmission(PrefillAdder):
             room = cut - req.prefix_len
             limit = self.chunked_req_limit
             self.chunked_req_limit = room if limit is None else min(room, limit)
+        try:
+            return self._add_chunked_req(req, end)
+        finally:
+            self._reserve_rest(req)
+
+    def _add_chunked_req(self, req: Any, end: int) -> Any:
         if self.rem_chunk_tokens is not None:
             return super().add_chunked_req(req)
         # Without chunked prefill SGLang knows no chunk to go on with: give it one without a bound.
@@ -72,6 +79,15 @@ class SpliceAdmission(PrefillAdder):
             return super().add_chunked_req(req)
         finally:
             self.rem_chunk_tokens = None
+
+    def _reserve_rest(self, req: Any) -> None:
+        """A chunk that was cut leaves room in its pass for others. They must leave the slots that
+        the rest of the prompt takes, whether its rows enter or have to be computed."""
+        if turn_of(req) is None:
+            return
+        rest = len(req.full_untruncated_fill_ids) - req.extend_end
+        if rest > 0:
+            self.memory_budget.reserve(rest, 0)
 
     def _cut(self, req: Any, start: int, end: int) -> int | None:
         """Where in `(start, end)` kept rows begin, if they can still be had."""

@@ -48,6 +48,7 @@ RELIED_ON = (
         "_select_prefill_admission", "_commit_prefill_admission", "add_chunked_req",
     )),
     "sglang.srt.managers.schedule_policy._PrefillAdmission",
+    "sglang.srt.mem_cache.prefill_budget.PrefillBudget.reserve",
     "sglang.srt.mem_cache.allocation.alloc_token_slots",
     "sglang.srt.mem_cache.allocation.alloc_paged_token_slots_extend",
     "sglang.srt.mem_cache.common.evict_from_tree_cache",

@@ -23,7 +23,6 @@ except ImportError as missing:  # a line, not a traceback
     sys.exit(f"leyline: {MissingExtra(missing.name or 'typer', 'server')}")
 
 if TYPE_CHECKING:
-    from leyline.bench.run import Results
     from leyline.demo import Demo
     from leyline.replay import Arm, Turn, TurnResult
 
@@ -306,29 +305,9 @@ def bench(
 
             results = run(Options(path, tuple(only or ()), quick, full), say)
             bars.update(task, completed=len(chosen), description="done")
-        _print_bench(results)
+        results.show(out, f"{results.machine['torch_threads']} torch threads")
         if json_file is not None:
             _write_json(json_file, results.as_json())
-
-
-def _print_bench(results: Results) -> None:
-    where = results.machine
-    versions = ", ".join(f"{name} {v}" for name, v in where["versions"].items() if v)
-    out.print(
-        f"{where['cpu'] or where['platform']}, {where['cores']} cores, "
-        f"{where['torch_threads']} torch threads; Python {where['python']}, {versions}",
-        highlight=False,
-    )
-    table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 1))
-    table.add_column("what")
-    for column in ("measured", "goal", ""):
-        table.add_column(column, justify="right", no_wrap=True)
-    marks = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}
-    for row in results.rows:
-        table.add_row(escape(row.what), row.show(row.value), row.goal, marks[row.met])
-    out.print(table)
-    if results.options.quick:
-        out.print("A quick run: the goals are for the full sizes.")
 
 
 # -- models ----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 from openai import OpenAI
+from tiny_bpe import tiny_bpe
 
 from leyline.engine.engine import Config, Engine, Stats
 from leyline.server.limits import Settings
@@ -20,7 +21,6 @@ from leyline.server.metrics import Metrics
 from leyline.server.run import listen, make_server, url_of
 from leyline.tiny import tiny_model
 
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = """\
 {%- if tools %}<|im_start|>tools
 {% for tool in tools %}{{ tool | tojson }}
@@ -43,23 +43,7 @@ TEMPLATE = """\
 @cache
 def tiny_tokenizer() -> Any:
     """A byte-level BPE of 512 tokens with a ChatML-like chat template; token 2 ends an answer."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=512,
-        special_tokens=SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    words = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "nrst"]
-    tokenizer.train_from_iterator([" ".join(words), "user assistant system tool"], trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=SPECIAL[2], chat_template=TEMPLATE
-    )
+    return tiny_bpe(TEMPLATE)
 
 
 @dataclass

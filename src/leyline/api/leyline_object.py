@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
 
 from leyline.api.errors import FieldError, parse
+from leyline.channel import Channel, Report
 from leyline.directive import Directive, Mode, check_mode, parse_directive
 from leyline.policy.errors import short
 
@@ -44,6 +46,18 @@ class EditOptions(BaseModel):
     def edits(self) -> tuple[Directive, ...] | None:
         """Explicit directives, with plain types; None derives all edits."""
         return self._directives
+
+    def channel(self, session: str, owner: str) -> Channel:
+        """What is asked for, as an engine takes it."""
+        return Channel(
+            session=session,
+            owner=owner,
+            mode=self.mode,
+            repair=self.repair,
+            directives=self.edits,
+            strict=self.strict,
+            scrub=self.scrub,
+        )
 
 
 class LeylineObject(EditOptions):
@@ -117,3 +131,24 @@ class LeylineReport(BaseModel):
     copied: bool
     forgotten: int = 0
     kept_by_others: int = 0
+
+    @classmethod
+    def of(cls, report: Report) -> LeylineReport | None:
+        """An engine's report; None for a request without a session."""
+        if report.session is None:
+            return None
+        return cls(
+            session=report.session,
+            edits=[EditReport(**asdict(edit)) for edit in report.edits],
+            tokens=TokenReport(
+                prompt=report.prompt,
+                shared=report.shared,
+                moved=report.moved,
+                computed=report.computed,
+            ),
+            fallback=None if report.fallback is None else str(report.fallback),
+            splice_ms=round(report.splice_ms, 3),
+            copied=report.copied,
+            forgotten=report.forgotten,
+            kept_by_others=report.kept_by_others,
+        )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from leyline.bench import decode, hitrate, overhead, prefill, splice
 from leyline.bench.bed import Bed, machine
+from leyline.bench.results import Results
 from leyline.bench.row import Row
 from leyline.traces import load_traces
 
@@ -29,27 +30,10 @@ class Options:
     full: bool = False
 
 
-@dataclass(slots=True)
-class Results:
-    """What was measured, and on what machine."""
-
-    options: Options
-    machine: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "machine": self.machine,
-            "model": self.options.model.name,
-            "quick": self.options.quick,
-            "rows": [row.as_json() for row in self.rows],
-        }
-
-
 def run(options: Options, say: Callable[[str, str], None] = lambda name, text: None) -> Results:
     """Run the chosen measurements, all by default. say: told the measurement and what it is at."""
     chosen = options.only or tuple(MEASUREMENTS)
-    results = Results(options, machine())
+    results = Results(options.model.name, options.quick, machine())
     bed = Bed(options.model, repeats=1 if options.quick else 3)
     try:
         for name, measure in MEASUREMENTS.items():

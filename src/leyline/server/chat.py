@@ -10,6 +10,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from leyline.api.leyline_object import LeylineReport
 from leyline.api.openai import ChatRequest, parse_chat
 from leyline.api.openai_answers import (
     ChatAnswer,
@@ -28,7 +29,7 @@ from leyline.engine.request import Request as EngineRequest
 from leyline.policy import PolicyError, apply_policy
 from leyline.server.errors import named
 from leyline.server.limits import read_body
-from leyline.server.prepare import State, channel_of, check_model, load, report_of, sampling_of
+from leyline.server.prepare import State, check_model, load, sampling_of
 from leyline.server.stream import EngineResponse
 from leyline.server.text import Text
 
@@ -47,7 +48,7 @@ def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
     check_model(request.model, state.engine)
     channel, messages = None, request.conversation
     if (leyline := request.channel) is not None:
-        channel = channel_of(leyline, leyline.session, owner)
+        channel = leyline.channel(leyline.session, owner)
         if leyline.policy is not None:
             try:
                 messages = apply_policy(leyline.policy, messages)
@@ -87,7 +88,7 @@ class ChatSurface:
             tail = ChatChunk(id=self._id, created=self._created, model=self._model, choices=[])
             yield last
         # The report is in the last chunk, with the usage; that has no choices only if asked for.
-        tail.leyline = report_of(event.report)
+        tail.leyline = LeylineReport.of(event.report)
         if self._include_usage or tail.leyline is not None:
             tail.usage = usage_of(event)
         yield tail
@@ -104,7 +105,7 @@ class ChatSurface:
             model=self._model,
             choices=[choice],
             usage=usage_of(done),
-            leyline=report_of(done.report),
+            leyline=LeylineReport.of(done.report),
         )
 
     def _chunk(

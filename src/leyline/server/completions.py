@@ -11,13 +11,14 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from leyline.api.leyline_object import LeylineReport
 from leyline.api.openai import CompletionRequest, parse_completion
 from leyline.api.openai_answers import TextAnswer, TextChoice, TextLogprobs
 from leyline.engine.request import Delta, Done, Logprob
 from leyline.engine.request import Request as EngineRequest
 from leyline.server.chat import usage_of
 from leyline.server.limits import read_body
-from leyline.server.prepare import State, channel_of, check_model, load, report_of, sampling_of
+from leyline.server.prepare import State, check_model, load, sampling_of
 from leyline.server.stream import EngineResponse
 from leyline.server.text import Text
 
@@ -35,7 +36,7 @@ def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
     request = parse_completion(load(body))
     check_model(request.model, state.engine)
     leyline = request.channel
-    channel = None if leyline is None else channel_of(leyline, leyline.session, owner)
+    channel = None if leyline is None else leyline.channel(leyline.session, owner)
     prompt = tokens_of(state.text, request.prompt)
     return EngineResponse(
         state.engine,
@@ -75,7 +76,7 @@ class TextSurface:
         if self._include_usage:
             tail = TextAnswer(id=self._id, created=self._created, model=self._model, choices=[])
             yield last
-        tail.leyline = report_of(event.report)
+        tail.leyline = LeylineReport.of(event.report)
         if self._include_usage or tail.leyline is not None:
             tail.usage = usage_of(event)
         yield tail
@@ -83,7 +84,7 @@ class TextSurface:
     def whole(self, text: str, logprobs: list[Logprob], done: Done) -> TextAnswer:
         answer = self._answer(text, logprobs, done.reason)
         answer.usage = usage_of(done)
-        answer.leyline = report_of(done.report)
+        answer.leyline = LeylineReport.of(done.report)
         return answer
 
     def _answer(

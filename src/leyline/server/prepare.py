@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import pydantic_core
 
 from leyline.api.errors import FieldError
-from leyline.api.leyline_object import EditOptions, EditReport, LeylineReport, TokenReport
 from leyline.api.openai import Common
-from leyline.channel import Channel, Report
 from leyline.engine.engine import Engine
 from leyline.engine.request import Sampling
 from leyline.policy.errors import short
@@ -80,49 +78,6 @@ def sampling_of(request: Common, defaults: Defaults) -> Sampling:
         stop=request.stop,
         logprobs=request.alternatives,
         ignore_eos=bool(request.ignore_eos),
-    )
-
-
-def channel_of(options: EditOptions, session: str, owner: str) -> Channel:
-    """The `leyline` object as the engine takes it."""
-    return Channel(
-        session=session,
-        owner=owner,
-        mode=options.mode,
-        repair=options.repair,
-        directives=options.edits,
-        strict=options.strict,
-        scrub=options.scrub,
-    )
-
-
-def report_of(report: Report) -> LeylineReport | None:
-    """The `leyline` object of the answer; None for a request without a session."""
-    if report.session is None:
-        return None
-    return LeylineReport(
-        session=report.session,
-        edits=[
-            EditReport(
-                start=edit.start,
-                end=edit.end,
-                replacement_tokens=edit.replacement_tokens,
-                shift=edit.shift,
-                mode=edit.mode,
-            )
-            for edit in report.edits
-        ],
-        tokens=TokenReport(
-            prompt=report.prompt,
-            shared=report.shared,
-            moved=report.moved,
-            computed=report.computed,
-        ),
-        fallback=None if report.fallback is None else str(report.fallback),
-        splice_ms=round(report.splice_ms, 3),
-        copied=report.copied,
-        forgotten=report.forgotten,
-        kept_by_others=report.kept_by_others,
     )
 
 

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from leyline.api.leyline_object import check_session
+from leyline.api.leyline_object import LeylineReport, check_session
 from leyline.api.sessions import DropAnswer, Segment, SessionAnswer, parse_edit
 from leyline.engine.request import Delta, Done, Logprob, Sampling
 from leyline.engine.request import Request as EngineRequest
@@ -22,7 +22,7 @@ from leyline.policy import PolicyError, apply_policy
 from leyline.server.completions import tokens_of
 from leyline.server.errors import ApiError, named
 from leyline.server.limits import read_body
-from leyline.server.prepare import State, channel_of, check_model, load, report_of
+from leyline.server.prepare import State, check_model, load
 from leyline.server.stream import EngineResponse
 
 router = APIRouter(prefix="/v1/leyline/sessions")
@@ -94,7 +94,7 @@ def _prepare(state: State, body: bytes, session: str, owner: str) -> EngineRespo
     return EngineResponse(
         state.engine,
         state.metrics,
-        EngineRequest(prompt, Sampling(max_tokens=0), channel_of(options, session, owner)),
+        EngineRequest(prompt, Sampling(max_tokens=0), options.channel(session, owner)),
         ReportSurface(),
         prefix="",
         prompt="messages" if options.messages is not None else "prompt",
@@ -108,7 +108,7 @@ class ReportSurface:
         return ()
 
     def whole(self, text: str, logprobs: list[Logprob], done: Done) -> BaseModel:
-        report = report_of(done.report)
+        report = LeylineReport.of(done.report)
         assert report is not None
         return report
 

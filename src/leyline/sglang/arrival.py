@@ -8,14 +8,11 @@ from http import HTTPStatus
 from typing import Any
 
 from leyline.api.errors import FieldError
-from leyline.api.leyline_object import parse_leyline
-from leyline.channel import Channel, Fallback, StrictFallback, check_strict
+from leyline.channel import Fallback, StrictFallback, check_strict
 from leyline.directive import DirectiveError
+from leyline.sglang.carriers import KEY, parse_object
 from leyline.sglang.report import publish
 from leyline.sglang.turn import Turn
-
-CARRIER = "leyline"
-"""Name of the JSON string in a request's `custom_params`."""
 
 
 def asked_of(req: Any) -> Turn | None:
@@ -31,16 +28,17 @@ def turn_of(req: Any) -> Turn | None:
 
 def on_arrival(req: Any, scheduler: Any, received: Any, *args: Any, **kwargs: Any) -> None:
     """After `Scheduler._create_generation_req`."""
-    carried = (req.sampling_params.custom_params or {}).get(CARRIER)
+    carried = (req.sampling_params.custom_params or {}).get(KEY)
     if carried is None:
         return
     from leyline.sglang.cache import LeylineRadixCache
 
     cache = scheduler.tree_cache
     try:
-        if not isinstance(cache, LeylineRadixCache):
-            raise FieldError(CARRIER, "start the server with --radix-cache-backend leyline.")
-        channel = channel_of(carried, req)
+        asked = parse_object(carried, enabled=isinstance(cache, LeylineRadixCache))
+        # Rows are found in these namespaces, so sessions live in them too.
+        owner = json.dumps([req.extra_key, req.cache_salt])
+        channel = asked.channel(asked.session, owner)
         turn = Turn(channel, cache.sessions.number(channel.user), _unsupported(req, received))
         if turn.unsupported is not None:
             turn.plan_unsupported(len(req.origin_input_ids), 0)
@@ -63,26 +61,9 @@ def refuse(req: Any, error: FieldError | DirectiveError | StrictFallback) -> Non
     else:
         status, word, message = HTTPStatus.BAD_REQUEST, "invalid_directive", str(error)
     if isinstance(error, DirectiveError):
-        message = f"{CARRIER}.{message}"
-    req.set_finish_with_abort(message, status_code=status, err_type=f"{CARRIER}.{word}")
+        message = f"{KEY}.{message}"
+    req.set_finish_with_abort(message, status_code=status, err_type=f"{KEY}.{word}")
     req.full_untruncated_fill_ids = array("q", req.origin_input_ids)
-
-
-def channel_of(carried: object, req: Any) -> Channel:
-    """What a request asks for. Raises FieldError or DirectiveError."""
-    if not isinstance(carried, str):
-        raise FieldError(CARRIER, "must reach the scheduler as a JSON string.")
-    asked = parse_leyline(json.loads(carried))
-    return Channel(
-        session=asked.session,
-        # Rows are found in these namespaces, so sessions live in them too.
-        owner=json.dumps([req.extra_key, req.cache_salt]),
-        mode=asked.mode,
-        repair=asked.repair,
-        directives=asked.edits,
-        strict=asked.strict,
-        scrub=asked.scrub,
-    )
 
 
 def _unsupported(req: Any, received: Any) -> str | None:

@@ -11,7 +11,6 @@ into them (I8); requests without a session are untouched (I1).
 
 from __future__ import annotations
 
-import logging
 import time
 from array import array
 from collections.abc import Iterator
@@ -42,8 +41,6 @@ from leyline.sglang.report import Metrics, publish
 from leyline.sglang.rows import Rows
 from leyline.sglang.sessions import PUBLIC, Sessions, Users
 from leyline.sglang.turn import Turn
-
-log = logging.getLogger("sglang.leyline")
 
 
 class LeylineRadixCache(UnifiedRadixCache):

@@ -26,29 +26,11 @@ from rich.table import Table
 from leyline.demo import KEEP, SESSION, find_session
 from leyline.policy import clear_tool_outputs
 from leyline.sglang.bench.server import Server
+from leyline.sglang.cpu.checkpoint import write_tiny
 from leyline.traces import Call, Session, calls
 
 ARMS = ("prefix cache", "Leyline")
 CALLS = 16
-
-_MLA: dict[str, Any] = {
-    "rope_theta": 10000,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 40,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "mscale": 0.707,
-        "mscale_all_dim": 0.707,
-        "original_max_position_embeddings": 4096,
-    },
-    "moe_layer_freq": 1,
-    "ep_size": 1,
-    "seq_aux": True,
-    "aux_loss_alpha": 0.001,
-    "scoring_func": "softmax",
-}
-"""What SGLang reads in a DeepSeek-V2 config, and Transformers doesn't write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,33 +92,17 @@ def models(which: str, folder: Path) -> dict[str, Path]:
         wanted["SmolLM2-135M-Instruct (GQA)"] = smollm2
     if which in ("mla", "both"):
         tokenizer = AutoTokenizer.from_pretrained(smollm2)
-        wanted["a tiny random DeepSeek-V2 (MLA)"] = write_tiny_mla(folder / "mla", tokenizer)
+        wanted["a tiny random DeepSeek-V2 (MLA)"] = write_tiny(
+            folder / "mla",
+            "deepseek_v2",
+            tokenizer,
+            vocab_size=len(tokenizer),
+            num_hidden_layers=2,
+            max_position_embeddings=1 << 15,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
     return wanted
-
-
-def write_tiny_mla(folder: Path, tokenizer: Any) -> Path:
-    """A checkpoint whose answers mean nothing: what it shows is the counting."""
-    from transformers.utils import logging
-
-    from leyline.tiny import tiny_model
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    model: Any = tiny_model(
-        "deepseek_v2",
-        vocab_size=len(tokenizer),
-        num_hidden_layers=2,
-        max_position_embeddings=1 << 15,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    file = folder / "config.json"
-    config = json.loads(file.read_text())
-    config.pop("rope_parameters", None)
-    file.write_text(json.dumps(config | _MLA, indent=1))
-    return folder
 
 
 def run(model: Path, session: Session, n: int, bars: Progress) -> list[list[Turn]]:

@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
-from leyline.api.leyline_object import EditReport, LeylineReport, TokenReport
+from leyline.api.leyline_object import LeylineReport
 from leyline.channel import Report
+from leyline.sglang.carriers import KEY
 from leyline.sglang.turn import Turn
-
-KEY = "leyline"
-"""Of a request's `customized_info` and, in the HTTP process, its `meta_info`."""
 
 
 def publish(req: Any, turn: Turn) -> None:
     """Put the report where SGLang's output finds it; as long as none went out, it can change."""
     turn.report = turn.count(turn.report.prompt or len(req.origin_input_ids))
+    wire = LeylineReport.of(turn.report)
+    assert wire is not None, "a turn is a session's"
     turn.payload.clear()
-    turn.payload.update(_as_wire(turn.report))
+    turn.payload.update(wire.model_dump(mode="json"))
     req.customized_info = {**(req.customized_info or {}), KEY: [turn.payload]}
 
 
 def is_request_level(result: bool, streamer: Any, key: str) -> bool:
     """After `SchedulerOutputStreamer.is_request_level_customized_info_key`: once, not a token."""
     return result or key == KEY
-
-
-def _as_wire(report: Report) -> dict[str, Any]:
-    wire = LeylineReport(
-        session=report.session or "",
-        edits=[EditReport(**asdict(edit)) for edit in report.edits],
-        tokens=TokenReport(
-            prompt=report.prompt,
-            shared=report.shared,
-            moved=report.moved,
-            computed=report.computed,
-        ),
-        fallback=report.fallback,
-        splice_ms=round(report.splice_ms, 3),
-        copied=report.copied,
-        forgotten=report.forgotten,
-        kept_by_others=report.kept_by_others,
-    )
-    return wire.model_dump(mode="json")
 
 
 class Metrics:

@@ -24,7 +24,7 @@ class Turn:
     """State of one request.
 
     unsupported: what of the request a splice doesn't go with; it is then prefilled as usual.
-    source, held: the lineage that is edited, and how many of its rows were in whole pages.
+    source: the lineage that is edited.
     reuse: the plan in force.
     marks: positions of the key whose token carries a mark, and the mark (leyline.lineage).
     spliced: kept rows that have entered the request; from then on its own key finds them again.
@@ -40,7 +40,6 @@ class Turn:
     number: int
     unsupported: str | None = None
     source: Lineage | None = None
-    held: int = 0
     reuse: Reuse = field(default_factory=lambda: share_only(1, 0))
     edits: tuple[EditReport, ...] = ()
     marks: dict[int, int] = field(default_factory=dict)
@@ -87,7 +86,7 @@ class Turn:
         self, lineage: Lineage, held: int, edits: Edits, *, exact: int, source: int, page: int
     ) -> None:
         """Plan from the session's source; counts as in `leyline.reuse.reuse`."""
-        self.source, self.held = lineage, held
+        self.source = lineage
         self.reuse = reuse(edits, lineage, exact=exact, source=source, held=held, page=page)
         self.edits = edit_reports(self.channel, edits)
         self.marks = marks_of(lineage.key[: self.reuse.shared]) if self.reuse.from_source else {}

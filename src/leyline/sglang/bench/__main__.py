@@ -11,9 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from leyline.sglang.bench.run import MEASUREMENTS, Options, Results, run
+from leyline.sglang.bench.run import MEASUREMENTS, Options, run
 
 out = Console()
 err = Console(stderr=True)
@@ -28,7 +27,7 @@ def main(args: list[str] | None = None) -> None:
     options = Options(given.model or _smollm2(), tuple(given.only or ()), given.quick)
     with err.status("") as status:
         results = run(options, lambda name, text: status.update(f"{name}: {text}"))
-    _print(results, time.monotonic() - began)
+    results.show(out, f"{(time.monotonic() - began) / 60:.1f} minutes")
     if given.json is not None:
         given.json.write_text(json.dumps(results.as_json(), indent=1) + "\n")
 
@@ -54,26 +53,6 @@ def _smollm2() -> Path:
         return smollm2_path()
     except (MissingExtra, OSError) as trouble:
         sys.exit(str(trouble))
-
-
-def _print(results: Results, seconds: float) -> None:
-    where = results.machine
-    versions = ", ".join(f"{name} {v}" for name, v in where["versions"].items() if v)
-    out.print(
-        f"{where['cpu'] or where['platform']}, {where['cores']} cores; Python {where['python']}, "
-        f"{versions}; {seconds / 60:.1f} minutes",
-        highlight=False,
-    )
-    table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 1))
-    table.add_column("what")
-    for column in ("measured", "goal", ""):
-        table.add_column(column, justify="right", no_wrap=True)
-    marks = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}
-    for row in results.rows:
-        table.add_row(row.what, row.show(row.value), row.goal, marks[row.met])
-    out.print(table)
-    if results.options.quick:
-        out.print("A quick run: the goals are for the full sizes.")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from leyline.bench.hitrate import GOAL, MAX_TOKENS, tiny_engine
 from leyline.bench.row import Row
 from leyline.replay import Arm, Turn, replay, turns_of
 from leyline.sglang.bench.server import Server
+from leyline.sglang.cpu import checkpoint as cpu
 from leyline.traces import Session
 
 FLAGS = ("--max-total-tokens", str(MAX_TOKENS), "--context-length", str(MAX_TOKENS))
@@ -34,10 +35,10 @@ class Call:
 
 def write_tiny(folder: Path, tokenizer: Any) -> Path:
     """A model that counts right and computes little, as SGLang loads it."""
-    from leyline.tiny import tiny_model
-
-    model: Any = tiny_model(
+    return cpu.write_tiny(
+        folder,
         "llama",
+        tokenizer,
         vocab_size=len(tokenizer),
         num_hidden_layers=1,
         num_attention_heads=1,
@@ -46,9 +47,6 @@ def write_tiny(folder: Path, tokenizer: Any) -> Path:
         head_dim=32,
         max_position_embeddings=MAX_TOKENS,
     )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def run(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from leyline.bench.bed import Bed, machine
+from leyline.bench.results import Results
 from leyline.bench.row import Row
 from leyline.bench.splice import Sizes
 from leyline.sglang.bench import edit, host, recorded, throughput
@@ -30,29 +30,12 @@ class Options:
     quick: bool = False
 
 
-@dataclass(slots=True)
-class Results:
-    """What was measured, and on what machine."""
-
-    options: Options
-    machine: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "machine": self.machine,
-            "model": self.options.model.name,
-            "quick": self.options.quick,
-            "rows": [row.as_json() for row in self.rows],
-        }
-
-
 def run(options: Options, say: Callable[[str, str], None] = lambda name, text: None) -> Results:
     """Run the chosen measurements, all by default. say: told the measurement and what it is at."""
     chosen = options.only or tuple(MEASUREMENTS)
     where = machine()
     where["versions"]["sglang"] = metadata.version("sglang")
-    results = Results(options, where)
+    results = Results(options.model.name, options.quick, where)
     bed = Bed(options.model, repeats=1 if options.quick else 3)
     for name, measure in MEASUREMENTS.items():
         if name in chosen:

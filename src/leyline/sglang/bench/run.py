@@ -59,7 +59,7 @@ def _edit(bed: Bed, options: Options, say: Say) -> list[Row]:
 
 def _throughput(bed: Bed, options: Options, say: Say) -> list[Row]:
     load = throughput.Load(clients=4, prompt=32, new=4) if options.quick else throughput.Load()
-    repeats = 1 if options.quick else 5
+    repeats = 1 if options.quick else 12
     slots = ("--max-total-tokens", "8192")
     say("the servers start")
     with Server(bed.path, slots) as ours, Server(bed.path, slots, plugin=False) as alone:

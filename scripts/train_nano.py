@@ -1,0 +1,305 @@
+"""Train `nano`, a DeepSeek-V2 (MLA) language model of five million parameters, on two CPU cores.
+
+    python scripts/train_nano.py OUT        about an hour; OUT gets what src/leyline/models/nano has
+
+The widths of its cache rows are those of the real models (latent 512, rotary 64, YaRN), so that the
+MLA kernels of SGLang and vLLM take it. The text is the Python standard library's; nano_corpus.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from nano_corpus import Message, modules, sessions
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, PreTrainedTokenizerFast
+
+VOCAB = 2048
+SPECIAL = ["<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+TEMPLATE = (
+    "{{ '<|begin|>' }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+YARN = {
+    "type": "yarn",
+    "rope_type": "yarn",
+    "factor": 40,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+    "original_max_position_embeddings": 4096,
+}
+"""Of DeepSeek-V2-Lite's published configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Part of the training: batches of `batch` sequences of `length` tokens."""
+
+    length: int
+    batch: int
+    tokens: int
+
+    @property
+    def steps(self) -> int:
+        return self.tokens // (self.length * self.batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    stages: tuple[Stage, ...] = (
+        Stage(256, 8, 3_600_000),
+        Stage(768, 3, 4_200_000),
+        Stage(2048, 1, 600_000),
+    )
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.05
+    warmup: int = 100
+    session_share: float = 0.4
+    """Part of the training tokens that comes from sessions."""
+
+    seed: int = 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the tokens to train on")
+    given = parser.parse_args()
+    stages = [Stage(s.length, s.batch, int(s.tokens * given.scale)) for s in Recipe().stages]
+    recipe = Recipe(stages=tuple(stages))
+    began = time.monotonic()
+    torch.manual_seed(recipe.seed)
+    tokenizer = train_tokenizer()
+    tokenizer.save_pretrained(given.out)
+    print(f"tokenizer after {time.monotonic() - began:.0f} s", flush=True)
+    model = DeepseekV2ForCausalLM(configuration())
+    log = train(model, tokenizer, recipe)
+    log["losses"] = measure(model, tokenizer)
+    log["minutes"] = (time.monotonic() - began) / 60
+    save(model, given.out, recipe, log)
+    print(json.dumps(log["losses"], indent=1))
+
+
+def configuration() -> DeepseekV2Config:
+    """All layers dense: experts would train slowly here and change nothing in the cache."""
+    return DeepseekV2Config(
+        vocab_size=VOCAB,
+        hidden_size=256,
+        intermediate_size=768,
+        moe_intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        n_shared_experts=1,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        first_k_dense_replace=4,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=64,
+        v_head_dim=64,
+        n_group=1,
+        topk_group=1,
+        topk_method="greedy",
+        norm_topk_prob=False,
+        max_position_embeddings=8192,
+        rope_theta=10000,
+        rope_scaling=dict(YARN),
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=1,
+        initializer_range=0.02,
+    )
+
+
+def train_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE; digits stay single, so that numbers can be copied."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\d"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    text = [module.text for module in modules() if not module.held_out]
+    tokenizer.train_from_iterator(text, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=SPECIAL[0], eos_token=SPECIAL[1]
+    )
+    fast.chat_template = TEMPLATE
+    fast.model_max_length = 8192
+    return fast
+
+
+def files(tokenizer: PreTrainedTokenizerFast, held_out: bool, seed: int) -> Iterator[np.ndarray]:
+    """The modules' tokens, in a new random order each time round."""
+    texts = [m.text for m in modules() if m.held_out == held_out]
+    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    rng = np.random.default_rng(seed)
+    while True:
+        for i in rng.permutation(len(encoded)):
+            yield np.array([tokenizer.bos_token_id, *encoded[i], tokenizer.eos_token_id])
+
+
+def talks(tokenizer: PreTrainedTokenizerFast, held_out: bool, seed: int) -> Iterator[np.ndarray]:
+    """Sessions' tokens."""
+    for messages in sessions(held_out, seed):
+        yield encode(tokenizer, messages)
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> np.ndarray:
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    return np.array(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+class Batches:
+    """Training batches, each sequence cut from one of two streams of documents."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> None:
+        self._streams = [
+            files(tokenizer, False, recipe.seed),
+            talks(tokenizer, False, recipe.seed),
+        ]
+        self._rest = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
+        self._share = recipe.session_share
+        self._rng = np.random.default_rng(recipe.seed)
+
+    def next(self, stage: Stage) -> torch.Tensor:
+        """[batch, length + 1]"""
+        which = (self._rng.random(stage.batch) < self._share).astype(int)
+        return torch.from_numpy(np.stack([self._cut(i, stage.length + 1) for i in which]))
+
+    def _cut(self, which: int, length: int) -> np.ndarray:
+        parts, have = [self._rest[which]], len(self._rest[which])
+        while have < length:
+            parts.append(next(self._streams[which]))
+            have += len(parts[-1])
+        tokens = np.concatenate(parts)
+        self._rest[which] = tokens[length:]
+        return tokens[:length].astype(np.int64)
+
+
+def train(
+    model: DeepseekV2ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe
+) -> dict[str, object]:
+    """AdamW, warm-up, then a cosine down to a twentieth. Returns what was seen on the way."""
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    vectors = [p for p in model.parameters() if p.ndim != 2]
+    groups = [
+        {"params": matrices, "weight_decay": recipe.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, recipe.learning_rate, betas=(0.9, 0.95), fused=True)
+    plan = [stage for stage in recipe.stages for _ in range(stage.steps)]
+    batches = Batches(tokenizer, recipe)
+    model.train()
+    seen, began, smooth, curve = 0, time.monotonic(), None, []
+    for step, stage in enumerate(plan):
+        rate = recipe.learning_rate * schedule(step, len(plan), recipe.warmup)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        loss = loss_of(model, batches.next(stage)).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        seen += stage.length * stage.batch
+        smooth = loss.item() if smooth is None else 0.95 * smooth + 0.05 * loss.item()
+        if step % 50 == 0 or step == len(plan) - 1:
+            elapsed = time.monotonic() - began
+            curve.append({"step": step, "tokens": seen, "loss": round(smooth, 4)})
+            print(
+                f"{step}/{len(plan)}  {seen / 1e6:.2f} M tokens  loss {smooth:.3f}  "
+                f"{seen / elapsed:.0f} tokens/s  {elapsed / 60:.1f} min",
+                flush=True,
+            )
+    return {"parameters": sum(p.numel() for p in model.parameters()), "curve": curve}
+
+
+def schedule(step: int, steps: int, warmup: int) -> float:
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def loss_of(model: DeepseekV2ForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
+    """Negative log-likelihood of each token but the first, [batch, length], in nats."""
+    logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+    flat = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+    )
+    return flat.view(len(tokens), -1)
+
+
+@torch.no_grad()
+def measure(
+    model: DeepseekV2ForCausalLM, tokenizer: PreTrainedTokenizerFast, length: int = 2048
+) -> dict[str, float]:
+    """Loss on held-out text, in nats a token, near the start of a sequence and far from it."""
+    model.eval()
+    losses = {}
+    for name, stream in (("files", files), ("sessions", talks)):
+        tokens = np.zeros(0, np.int64)
+        documents = stream(tokenizer, True, 1)
+        while len(tokens) < 8 * (length + 1):
+            tokens = np.concatenate([tokens, next(documents)])
+        batch = torch.from_numpy(tokens[: 8 * (length + 1)].reshape(8, length + 1))
+        each = torch.cat([loss_of(model, row[None]) for row in batch])
+        losses[name] = each.mean().item()
+        losses[f"{name}, tokens 1 to 128"] = each[:, :128].mean().item()
+        losses[f"{name}, tokens 1024 to {length}"] = each[:, 1024:].mean().item()
+    return {name: round(loss, 3) for name, loss in losses.items()}
+
+
+def save(
+    model: DeepseekV2ForCausalLM, out: Path, recipe: Recipe, log: dict[str, object]
+) -> None:
+    """In bf16, with the keys that published DeepSeek-V2 configurations carry and SGLang and vLLM
+    look for."""
+    model.to(torch.bfloat16).save_pretrained(out)
+    path = out / "config.json"
+    raw = json.loads(path.read_text())
+    raw.pop("rope_parameters", None)
+    raw.update(
+        rope_theta=10000,
+        rope_scaling=YARN,
+        moe_layer_freq=1,
+        ep_size=1,
+        seq_aux=True,
+        aux_loss_alpha=0.001,
+        scoring_func="softmax",
+        routed_scaling_factor=1.0,
+    )
+    path.write_text(json.dumps(raw, indent=2) + "\n")
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    training = {"recipe": asdict(recipe), "versions": versions, "threads": torch.get_num_threads()}
+    (out / "training.json").write_text(json.dumps({**training, **log}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

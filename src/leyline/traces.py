@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -23,7 +24,7 @@ class Session:
 
     id: str
     messages: tuple[Message, ...]
-    gaps_ms: tuple[float, ...]  # between consecutive model calls, so one fewer than calls
+    gaps_ms: tuple[float, ...]  # between consecutive model calls, so one fewer than calls, or none
 
 
 class Call(NamedTuple):
@@ -57,6 +58,33 @@ def calls(session: Session) -> Iterator[Call]:
             yield Call(list(session.messages[:i]), message["content"])
 
 
+def save_traces(path: str | Path, sessions: Sequence[Session]) -> None:
+    """Write sessions as `load_traces` reads them. Raises OSError."""
+    rows = [
+        {"session": each.id, "messages": each.messages, "gaps_ms": each.gaps_ms}
+        for each in sessions
+    ]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    data = text.encode("utf-8", "backslashreplace")
+    Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+
+
+def take(sessions: Sequence[Session], n: int | None = None) -> list[Session]:
+    """The first `n` sessions, all by default. Where there are fewer, copies follow, which begin
+    with words of their own and so share no prefix with what they are copies of."""
+    if n is None or not sessions:
+        return list(sessions)
+    return [_copy(sessions[i % len(sessions)], i // len(sessions)) for i in range(n)]
+
+
+def _copy(session: Session, number: int) -> Session:
+    if number == 0 or not session.messages:
+        return session
+    first, *rest = session.messages
+    marked = {**first, "content": f"(copy {number}) {first['content']}"}
+    return Session(f"{session.id}-copy{number}", (marked, *rest), session.gaps_ms)
+
+
 def _session(line: str, where: str) -> Session:
     try:
         row = json.loads(line)
@@ -67,8 +95,8 @@ def _session(line: str, where: str) -> Session:
     messages, gaps = row.get("messages"), row.get("gaps_ms", [])
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise TraceError(f'{where}: "messages" must be a list of {{"role": …, "content": string}}')
-    if not isinstance(gaps, list) or not all(isinstance(gap, int | float) for gap in gaps):
-        raise TraceError(f'{where}: "gaps_ms" must be a list of numbers')
+    if not isinstance(gaps, list) or not all(map(_is_gap, gaps)):
+        raise TraceError(f'{where}: "gaps_ms" must be a list of numbers from 0 on')
     return Session(row["session"], tuple(messages), tuple(gaps))
 
 
@@ -78,3 +106,7 @@ def _is_message(message: object) -> bool:
         and isinstance(message.get("role"), str)
         and isinstance(message.get("content"), str)
     )
+
+
+def _is_gap(gap: object) -> bool:
+    return isinstance(gap, int | float) and math.isfinite(gap) and gap >= 0

@@ -15,7 +15,9 @@ try:
     from leyline.cli.common import out
     from leyline.cli.demo import demo
     from leyline.cli.models import models
+    from leyline.cli.replay import replay
     from leyline.cli.serve import serve
+    from leyline.cli.traces import app as traces
 except ImportError as missing:  # a line, not a traceback
     sys.exit(f"leyline: {MissingExtra(missing.name or 'typer', 'server')}")
 
@@ -27,8 +29,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (serve, demo, bench, models):
+for command in (serve, demo, bench, replay, models):
     app.command()(command)
+app.add_typer(traces, name="traces")
 
 
 def main() -> None:

@@ -1,0 +1,220 @@
+"""A replay's numbers as JSON, as Markdown, and as tables in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from leyline import __version__
+from leyline.replay.arms import ARMS
+from leyline.replay.loop import Run
+from leyline.replay.numbers import Comparison, Line, Times
+from leyline.replay.server import Server
+
+SHOWN_ERRORS = 5
+APART = 0.01
+"""Share by which a tokenizer's count of a prompt may differ from the server's."""
+
+_COLUMNS = (
+    "at once",
+    "arm",
+    "cached",
+    "ceiling",
+    "computed",
+    "first token p50",
+    "p95",
+    "end to end p50",
+    "p95",
+    "calls",
+)
+_COMPARED = (
+    "at once",
+    "arm",
+    "beside",
+    "hit rate",
+    "computed",
+    "first tokens waited for",
+    "end to end",
+    "same first token",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All of a replay. settings: what was asked for. machine: where the client ran."""
+
+    server: Server
+    settings: dict[str, Any]
+    runs: tuple[Run, ...]
+    lines: tuple[Line, ...]
+    comparisons: tuple[Comparison, ...]
+    errors: dict[str, int] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def answered(self) -> int:
+        return sum(line.answered for line in self.lines)
+
+    def as_json(self) -> dict[str, Any]:
+        compared = [
+            {**asdict(comparison), "agreement": comparison.agreement}
+            for comparison in self.comparisons
+        ]
+        return {
+            "leyline": __version__,
+            "server": self.server.as_json(),
+            "client_machine": self.machine,
+            "settings": self.settings,
+            "lines": [asdict(line) for line in self.lines],
+            "comparisons": compared,
+            "errors": self.errors,
+            "notes": self.notes(),
+            "runs": [asdict(run) for run in self.runs],
+        }
+
+    def notes(self) -> list[str]:
+        """What a reader must know beside the numbers, a sentence each."""
+        return [*_about_the_server(self), *_about_calls(self), *_about_ceilings(self.lines)]
+
+    def markdown(self) -> str:
+        """The report as a page of its own."""
+        arms = dict.fromkeys(line.arm for line in self.lines)
+        parts = [
+            f"# Replay: {self.server.model} on {self.server.kind}",
+            _described(self.settings),
+            "\n".join(f"- `{arm}`: {ARMS[arm]}" for arm in arms),
+            "## Arms",
+            _markdown(_COLUMNS, [_cells(line) for line in self.lines]),
+            "## Compared",
+            "Each arm as a share of the other, over the calls that all arms answered.",
+            _markdown(_COMPARED, [_compared(each) for each in self.comparisons]),
+        ]
+        if notes := self.notes():
+            parts += ["## Notes", "\n".join(f"- {note}" for note in notes)]
+        if self.errors:
+            shown = [f"- {n} × {text}" for text, n in self.errors.items()]
+            parts += ["## Errors", "\n".join(shown)]
+        return "\n\n".join(parts) + "\n"
+
+    def show(self, out: Console) -> None:
+        """Print tables, notes and the first errors."""
+        out.print(_described(self.settings), highlight=False, markup=False)
+        out.print(_table(_COLUMNS, [_cells(line) for line in self.lines]))
+        if self.comparisons:
+            out.print("\nCompared, each arm as a share of the other:")
+            out.print(_table(_COMPARED, [_compared(each) for each in self.comparisons]))
+        for note in self.notes():
+            out.print(f"- {note}", highlight=False, markup=False)
+        for text, n in list(self.errors.items())[:SHOWN_ERRORS]:
+            out.print(f"error, {n} ×: {text}", highlight=False, markup=False)
+
+
+def _described(settings: dict[str, Any]) -> str:
+    gaps = "kept" if settings["gaps"] else "dropped"
+    return (
+        f"{settings['calls']} calls of {settings['sessions']} recorded sessions; tokens generated "
+        f"for each: {settings['answer']}, thrown away for the recorded answer; the newest "
+        f"{settings['keep']} tool outputs stay; tool gaps {gaps}."
+    )
+
+
+def _about_the_server(results: Results) -> list[str]:
+    notes = []
+    if any(line.hit_rate is None and line.compared for line in results.lines):
+        notes.append(
+            "The server doesn't say how many prompt tokens it had cached, so there is no hit rate "
+            "for some arms. SGLang says so with --enable-cache-report, vLLM with "
+            "--enable-prompt-tokens-details."
+        )
+    if results.server.flush is None:
+        notes.append(
+            "The server's cache can't be emptied, so every run's prompts begin with a number of "
+            "its own. First tokens are those of prompts that differ in it."
+        )
+    else:
+        notes.append(f"The cache was emptied before every run, with {results.server.flush}.")
+    return notes
+
+
+def _about_calls(results: Results) -> list[str]:
+    notes = []
+    for line in results.lines:
+        if line.compared < line.calls:
+            notes.append(
+                f"{line.arm} at {line.concurrency}: of {line.calls} calls {line.left_out} were "
+                f"left out as too long, {line.errors} failed; {line.compared} were answered in all "
+                "arms."
+            )
+        if line.fallbacks:
+            words = ", ".join(f"{n} × {reason}" for reason, n in line.fallbacks.items())
+            notes.append(f"{line.arm} at {line.concurrency}: less was spliced than asked: {words}.")
+    sessions = results.settings["sessions"]
+    if results.lines and max(line.concurrency for line in results.lines) > sessions:
+        notes.append(f"There are {sessions} sessions, so no more than these ran at once.")
+    return notes
+
+
+def _about_ceilings(lines: Sequence[Line]) -> list[str]:
+    for line in lines:
+        theirs, ours = line.prompt, line.ceiling_prompt
+        if ours and theirs and abs(ours - theirs) > APART * theirs:
+            return [
+                f"The tokenizer makes {ours:,} tokens of prompts ({line.arm}) that the server "
+                f"counts {theirs:,} tokens in: ceilings are another model's."
+            ]
+    return []
+
+
+def _cells(line: Line) -> list[str]:
+    return [
+        str(line.concurrency),
+        line.arm,
+        _share(line.hit_rate),
+        _share(line.ceiling),
+        "" if line.computed is None else f"{line.computed:,}",
+        *_times(line.ttft),
+        *_times(line.e2e),
+        f"{line.compared} of {line.calls}",
+    ]
+
+
+def _compared(each: Comparison) -> list[str]:
+    known = f"{each.agreement:.1%} of {each.known}" if each.agreement is not None else ""
+    return [
+        str(each.concurrency),
+        each.arm,
+        each.beside,
+        "" if each.points is None else f"{each.points:+.1f} points",
+        _share(each.computed),
+        _share(each.ttft),
+        _share(each.e2e),
+        known,
+    ]
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def _times(times: Times | None) -> tuple[str, str]:
+    return (f"{times.p50:.3f} s", f"{times.p95:.3f} s") if times else ("", "")
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 1))
+    for column in columns:
+        words = column in ("arm", "beside")
+        table.add_column(column, justify="left" if words else "right", no_wrap=words)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    return table

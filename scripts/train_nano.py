@@ -59,14 +59,14 @@ class Stage:
 @dataclass(frozen=True, slots=True)
 class Recipe:
     stages: tuple[Stage, ...] = (
-        Stage(256, 8, 3_600_000),
-        Stage(768, 3, 4_200_000),
-        Stage(2048, 1, 600_000),
+        Stage(256, 8, 3_400_000),
+        Stage(768, 3, 1_500_000),
+        Stage(2048, 1, 200_000),
     )
     learning_rate: float = 2e-3
     weight_decay: float = 0.05
     warmup: int = 100
-    session_share: float = 0.4
+    session_share: float = 0.5
     """Part of the training tokens that comes from sessions."""
 
     seed: int = 0
@@ -272,11 +272,11 @@ def measure(
     return {name: round(loss, 3) for name, loss in losses.items()}
 
 
-def save(
-    model: DeepseekV2ForCausalLM, out: Path, recipe: Recipe, log: dict[str, object]
-) -> None:
+def save(model: DeepseekV2ForCausalLM, out: Path, recipe: Recipe, log: dict[str, object]) -> None:
     """In bf16, with the keys that published DeepSeek-V2 configurations carry and SGLang and vLLM
-    look for."""
+    look for. The output layer is written out, as not every engine ties it to the embedding."""
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     model.to(torch.bfloat16).save_pretrained(out)
     path = out / "config.json"
     raw = json.loads(path.read_text())

@@ -31,10 +31,10 @@ def describe(name: str, source: str | Path, check: bool = False) -> dict[str, An
             probe(model, layout)
     except Unsupported as problem:
         return {"name": name, "supported": False, "reason": problem.reason, "why": problem.message}
-    return {"name": name, "supported": True, **_facts(config, layout), "probed": check}
+    return {"name": name, "supported": True, **facts_of(config, layout), "probed": check}
 
 
-def _facts(config: Any, layout: ModelLayout) -> dict[str, Any]:
+def facts_of(config: Any, layout: ModelLayout) -> dict[str, Any]:
     import torch
 
     turning = next((layer for layer in layout.layers if layer.rotary_tensor), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Unit = Literal["ratio", "share", "tokens", "s"]
+Unit = Literal["ratio", "share", "tokens", "count", "nats", "s"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,10 @@ class Row:
         match self.unit:
             case "tokens":
                 return f"{value:.0f} tokens"
+            case "count":
+                return f"{value:.0f}"
+            case "nats":
+                return f"{value:.3g}"
             case "share":
                 return f"{value:.1%}"
             case "s":
@@ -61,6 +65,7 @@ class Row:
             "name": self.name,
             "what": self.what,
             "value": self.value,
+            "shown": self.show(self.value),
             "unit": self.unit,
             "goal": self.goal or None,
             "met": self.met,

@@ -18,6 +18,7 @@ try:
     from leyline.cli.replay import replay
     from leyline.cli.serve import serve
     from leyline.cli.traces import app as traces
+    from leyline.cli.verify import verify
 except ImportError as missing:  # a line, not a traceback
     sys.exit(f"leyline: {MissingExtra(missing.name or 'typer', 'server')}")
 
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (serve, demo, bench, replay, models):
+for command in (serve, demo, bench, replay, models, verify):
     app.command()(command)
 app.add_typer(traces, name="traces")
 

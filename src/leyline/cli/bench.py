@@ -35,7 +35,7 @@ def bench(
     full: Annotated[
         bool, typer.Option("--full", help="Hit rates on the model itself: many minutes.")
     ] = False,
-    model: Annotated[str, typer.Option(help="A model directory, or smollm2.")] = SMOLLM2,
+    model: Annotated[str, typer.Option(help="A model directory, smollm2 or nano.")] = SMOLLM2,
 ) -> None:
     """Measure, as ratios within one run, and compare with the goals."""
     with for_people():

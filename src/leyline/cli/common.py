@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from leyline.models import MissingExtra
+from leyline.models.nano import NANO, nano_path
 
 SMOLLM2 = "smollm2"
 _EXTRA_OF = {
@@ -39,10 +40,14 @@ def model_path(name: str) -> tuple[Path, str]:
         from leyline.models.smollm2 import smollm2_path
 
         return smollm2_path(), SMOLLM2
+    if name == NANO:
+        return nano_path(), NANO
     path = Path(name).expanduser()
     if not (path / "config.json").is_file():
         what = "has no config.json" if path.is_dir() else "is no directory"
-        raise ValueError(f"{name}: {what}; give the directory of a Transformers model, or smollm2")
+        raise ValueError(
+            f"{name}: {what}; give the directory of a Transformers model, smollm2 or nano"
+        )
     return path, path.resolve().name
 
 

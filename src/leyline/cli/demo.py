@@ -37,7 +37,7 @@ def demo(
     ),
     no_plot: Annotated[bool, typer.Option("--no-plot", help="Draw nothing.")] = False,
     keep: Annotated[int, typer.Option(min=0, help="Tool outputs kept, newest first.")] = 2,
-    model: Annotated[str, typer.Option(help="A model directory, or smollm2.")] = SMOLLM2,
+    model: Annotated[str, typer.Option(help="A model directory, smollm2 or nano.")] = SMOLLM2,
     session: Annotated[str | None, typer.Option(help="Id of the recorded session.")] = None,
     traces: Annotated[
         Path | None,

@@ -12,7 +12,7 @@ from leyline.cli.common import SMOLLM2, err, fail, for_people, loading, model_pa
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="A model directory, or smollm2.")] = SMOLLM2,
+    model: Annotated[str, typer.Argument(help="A model directory, smollm2 or nano.")] = SMOLLM2,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     api_key: Annotated[

@@ -1,0 +1,211 @@
+"""What a splice does to real answers: how likely the recorded answers of agent sessions are, turn
+after turn, while edits pile up.
+
+Each turn's prompt is the recorded one with all but the newest tool outputs cleared. In the spliced
+arms each turn splices what the turn before has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from leyline.bench.row import Row
+from leyline.channel import Channel
+from leyline.directive import Mode
+from leyline.engine.engine import Engine
+from leyline.engine.request import Sampling
+from leyline.replay.turns import Turn, fitting, turns_of
+from leyline.traces import Session, load_traces
+from leyline.verify.look import logits, session_key
+from leyline.verify.subject import Subject
+
+KEEP = 2
+FULL, FRESH, SPLICE, UNTURNED = "full context", "fresh prefill", "splice", "splice, unturned"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """edited: whether tool outputs are cleared. session: whether rows are spliced. turned: False
+    for the control, whose kept rows keep the rotation of their old positions."""
+
+    name: str
+    edited: bool = True
+    session: bool = True
+    repair: int = 0
+    turned: bool = True
+
+
+ARMS = (
+    Arm(FULL, edited=False, session=False),
+    Arm(FRESH, session=False),
+    Arm(SPLICE),
+    Arm("REPAIR(16)", repair=16),
+    Arm("REPAIR(64)", repair=64),
+    Arm("REPAIR(256)", repair=256),
+    Arm(UNTURNED, turned=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One turn: negative log-likelihood of the recorded answer, summed, in nats; and the token that
+    the model would have begun with."""
+
+    session: str
+    turn: int
+    tokens: int
+    nll: float
+    first: int
+    computed: int
+    edited: bool
+    """Whether anything was cleared from its prompt by then."""
+
+
+@dataclass(slots=True)
+class Found:
+    arms: dict[str, list[Said]] = field(default_factory=dict)
+
+
+def run(
+    subject: Subject, sessions: int, calls: int | None, say: Callable[[str], None]
+) -> list[Row]:
+    """sessions: so many recorded ones, shortest first. calls: at most so many of each."""
+    found = Found({arm.name: [] for arm in ARMS})
+    for session in shortest(sessions):
+        for arm in ARMS:
+            say(f"session {session.id}, {arm.name}")
+            found.arms[arm.name] += _replay(subject, session, arm, calls)
+    return _rows(found)
+
+
+def shortest(n: int) -> list[Session]:
+    """The n shortest shipped sessions of at least 15 calls."""
+    long_enough = [s for s in load_traces() if len(s.gaps_ms) >= 14]
+    return sorted(long_enough, key=lambda s: sum(len(m["content"]) for m in s.messages))[:n]
+
+
+def _replay(subject: Subject, session: Session, arm: Arm, calls: int | None) -> Iterator[Said]:
+    engine = subject.engine
+    plain = turns_of(subject.tokenizer, session, keep=len(session.messages))[:calls]
+    edited = turns_of(subject.tokenizer, session, keep=KEEP)[:calls]
+    turns = edited if arm.edited else plain
+    mode = Mode.REPAIR if arm.repair else Mode.AMORTIZE
+    channel = Channel("verify", mode=mode, repair=arm.repair) if arm.session else None
+    engine.reset()
+    with unturned(engine, not arm.turned):
+        for i in range(fitting(turns, engine.max_tokens)):
+            was_edited = not np.array_equal(plain[i].prompt, edited[i].prompt)
+            yield _say(engine, turns[i], channel, session.id, i, was_edited)
+
+
+def _say(
+    engine: Engine, turn: Turn, channel: Channel | None, session: str, i: int, edited: bool
+) -> Said:
+    answer = engine.generate(turn.prompt, Sampling(forced=turn.answer), channel)
+    whole = np.concatenate([turn.prompt, turn.answer[:-1]])
+    key = whole if channel is None else session_key(engine, channel.session)
+    if len(key) != len(whole) or answer.report is None:
+        raise RuntimeError(f"session {session}, turn {i}: the answer was not cached; more memory?")
+    behind = logits(engine, key, len(turn.prompt) - 1)
+    nll = -float(_chosen(behind.double().log_softmax(-1), turn.answer).sum())
+    first = int(behind[0].argmax())
+    return Said(session, i, len(turn.answer), nll, first, answer.report.computed, edited)
+
+
+def _chosen(distribution: Tensor, tokens: tuple[int, ...]) -> Tensor:
+    return distribution[range(len(tokens)), list(tokens)]
+
+
+@contextmanager
+def unturned(engine: Engine, really: bool = True) -> Iterator[None]:
+    """Splices that leave rows as they are: the control that a test of the whole path needs."""
+    if not really:
+        yield
+        return
+    planes = engine.store.planes
+    copy = planes.copy
+    planes.rotate = lambda slots, shifts: None  # type: ignore[method-assign]
+    planes.copy = lambda src, dst, shifts: copy(src, dst, 0 * shifts)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del planes.rotate, planes.copy
+
+
+def mean_nll(said: list[Said]) -> float:
+    """Nats a token."""
+    return sum(each.nll for each in said) / sum(each.tokens for each in said)
+
+
+def _rows(found: Found) -> list[Row]:
+    """Over turns that something was cleared from, and of these over those that the full context
+    fits into."""
+    edited = {name: [s for s in said if s.edited] for name, said in found.arms.items()}
+    fit = {(s.session, s.turn) for s in edited[FULL]}
+    both = {n: [s for s in said if (s.session, s.turn) in fit] for n, said in edited.items()}
+    if not fit:
+        return []
+    nll = {name: mean_nll(said) for name, said in both.items()}
+    every = {name: mean_nll(said) for name, said in edited.items() if name != FULL}
+    agree = {name: _agreement(said, both[FULL]) for name, said in both.items()}
+    details = {
+        "nll": nll,
+        "nll_of_all_edited": every,
+        "first_token_as_full": agree,
+        "first_token_as_fresh": {n: _agreement(s, both[FRESH]) for n, s in both.items()},
+        "turns": len(fit),
+        "turns_edited": len(edited[FRESH]),
+        "tokens": sum(s.tokens for s in both[FULL]),
+        "computed": {name: sum(s.computed for s in said) for name, said in both.items()},
+        "sessions": sorted({s.session for s in found.arms[FULL]}),
+        "by_turn": {
+            name: [(s.session, s.turn, s.tokens, s.nll) for s in said]
+            for name, said in found.arms.items()
+        },
+    }
+    return [
+        Row(
+            "answers.splice",
+            f"nats a token of the recorded answers, splice ({len(fit)} edited turns)",
+            nll[SPLICE],
+            unit="nats",
+            details=details,
+        ),
+        Row("answers.full", "the same, full context", nll[FULL], unit="nats"),
+        Row(
+            "answers.fresh", "the same, fresh prefill of the edited prompt", nll[FRESH], unit="nats"
+        ),
+        Row(
+            "answers.cost",
+            "nats a token that the splice is worse than the fresh prefill",
+            nll[SPLICE] - nll[FRESH],
+            unit="nats",
+            at_most=0.05,
+        ),
+        Row(
+            "answers.control",
+            "control: nats a token that a splice without rotation is worse than the splice",
+            nll[UNTURNED] - nll[SPLICE],
+            unit="nats",
+            at_least=0.1,
+        ),
+        Row(
+            "answers.first",
+            "first tokens as with the full context, splice (fresh prefill: "
+            f"{agree[FRESH]:.1%}; paper: 100 %)",
+            agree[SPLICE],
+            unit="share",
+        ),
+    ]
+
+
+def _agreement(ours: list[Said], theirs: list[Said]) -> float:
+    """Share of turns that begin with the same token."""
+    first = {(s.session, s.turn): s.first for s in theirs}
+    same = [first[s.session, s.turn] == s.first for s in ours if (s.session, s.turn) in first]
+    return sum(same) / len(same) if same else float("nan")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -81,12 +82,8 @@ def splices(
     found = []
     for n in kept:
         sizes = splice.Sizes(conversation=start + span + n, start=start, span=span)
-        by_name = {
-            row.name: row
-            for row in splice.run(
-                engine, tokens, sizes, repeats, lambda text, n=n: say(f"{n} rows kept: {text}")
-            )
-        }
+        timed_rows = splice.run(engine, tokens, sizes, repeats, partial(_tell, say, n))
+        by_name = {row.name: row for row in timed_rows}
         for kind, stub in (("replace", sizes.stub), ("delete", 0)):
             for way in ("moved", "copied"):
                 timed = by_name[f"splice.{kind}.{way}"]
@@ -105,6 +102,10 @@ def splices(
                     )
                 )
     return found
+
+
+def _tell(say: Say, kept: int, text: str) -> None:
+    say(f"{kept} rows kept: {text}")
 
 
 def shape_of(engine: Engine) -> dict[str, int]:

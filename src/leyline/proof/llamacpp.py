@@ -14,7 +14,7 @@ from typing import Any
 def parameters(gguf: str, port: int, reuse: int, context: int, threads: int) -> Any:
     """What the server is started with. Prompts that it has seen are not kept in host memory: a
     request starts from what its slot holds, or from nothing."""
-    import xllamacpp
+    import xllamacpp  # type: ignore[import-not-found]
 
     given = xllamacpp.CommonParams()
     given.model.path = gguf
@@ -29,7 +29,7 @@ def parameters(gguf: str, port: int, reuse: int, context: int, threads: int) -> 
 
 
 def main(args: list[str]) -> None:
-    import xllamacpp
+    import xllamacpp  # type: ignore[import-not-found]
 
     gguf, port, reuse, context, threads = args
     server = xllamacpp.Server(parameters(gguf, int(port), int(reuse), int(context), int(threads)))

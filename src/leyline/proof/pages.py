@@ -224,20 +224,27 @@ def _model(data: Data) -> list[str]:
 
 
 def _assumed(data: Data) -> str:
-    a = data["assumed"]
-    return table(
-        ["assumption", "value"],
-        [
-            ["share of peak FLOP/s, linear layers", f"{a['linear']:.0%}"],
-            ["share of peak FLOP/s, attention", f"{a['attention']:.0%}"],
-            ["share of memory bandwidth, weights and rows read", f"{a['weights']:.0%}"],
-            ["share of memory bandwidth, rows moved or copied", f"{a['rows']:.0%}"],
-            ["host time of a splice", seconds(a["host_s"])],
-            ["kernels a layer, launch of each", f"{a['kernels']}, {seconds(a['launch_s'])}"],
-            ["tokens in a pass at most", f"{a['chunk']}"],
-            ["passes of a splice", f"{a['passes']}"],
-        ],
-    )
+    rows = ([_ASSUMED[name], _assumption(name, value)] for name, value in data["assumed"].items())
+    return table(["assumption", "value"], rows)
+
+
+_ASSUMED = {
+    "linear": "share of peak FLOP/s, linear layers",
+    "attention": "share of peak FLOP/s, attention",
+    "weights": "share of memory bandwidth, weights and rows read",
+    "rows": "share of memory bandwidth, rows moved or copied",
+    "host_s": "host time of a splice",
+    "kernels": "kernels a layer",
+    "launch_s": "launch of a kernel",
+    "chunk": "tokens in a pass at most",
+    "passes": "passes of a splice",
+}
+
+
+def _assumption(name: str, value: float) -> str:
+    if name.endswith("_s"):
+        return seconds(value)
+    return f"{value}" if name in ("kernels", "chunk", "passes") else f"{value:.0%}"
 
 
 def _facts(data: Data) -> str:
@@ -279,8 +286,8 @@ _MODEL_NOTES = """\
   attention on the latents, whichever takes fewer FLOPs.
 - A splice reads weights too: of the routed experts, those that its few tokens choose if each
   chooses at random. For short prompts that is most of its time.
-- Several GPUs share every pass evenly and talk for free, and each turns all rows, as MLA rows are
-  on all of them. Both favour the re-prefill."""
+- Several GPUs share every pass evenly and talk for free. Each turns all rows, as MLA rows are on
+  all of them."""
 
 
 def _swings(swings: Sequence[Data]) -> str:
@@ -288,11 +295,11 @@ def _swings(swings: Sequence[Data]) -> str:
         ["assumption", "model", "tokens", "from", "to", "ratio from", "to", "as assumed"],
         (
             [
-                s["assumption"],
+                _ASSUMED[s["assumption"]],
                 s["model"],
                 f"{s['conversation']}",
-                f"{s['low']:g}",
-                f"{s['high']:g}",
+                _assumption(s["assumption"], s["low"]),
+                _assumption(s["assumption"], s["high"]),
                 ratio(s["at_low"]),
                 ratio(s["at_high"]),
                 ratio(s["usual"]),

@@ -14,6 +14,7 @@ from leyline.proof.paper_gpu import (
     Gpu,
     Grouped,
     Model,
+    Way,
     Where,
     deepseek_v2_lite,
     deepseek_v3,
@@ -166,7 +167,7 @@ def check(growth: Mapping[str, Any]) -> list[Checked]:
     found = []
     for row in growth["splices"]:
         edit = Edit(**row["edit"])
-        way = "move" if row["way"] == "moved" else "copy"
+        way: Way = "move" if row["way"] == "moved" else "copy"
         spliced = splice_seconds(model, Where(machine), assumed, edit, way)
         whole = prefill_seconds(model, Where(machine), assumed, edit.prompt)
         if row["kind"] == "replace":

@@ -36,6 +36,13 @@ def _tidy(axes: Any, title: str) -> None:
     axes.tick_params(colors=MUTED, labelsize=9)
 
 
+def _log(axes: Any) -> None:
+    """A logarithmic axis of values."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: "")
+
+
 def _sizes(axes: Any, sizes: Sequence[int], label: str) -> None:
     """A logarithmic axis of token counts."""
     axes.set_xscale("log", base=2)
@@ -90,7 +97,7 @@ def _growth(data: Data, path: Path) -> None:
         ("splice_s", "its rows", OTHERS[2]),
     ):
         model.plot(kept, [c[field] for c in moved], marker="o", color=color, label=label)
-    model.set_yscale("log")
+    _log(model)
     _sizes(model, kept, "rows kept")
     _tidy(model, f"{data['model']}: seconds")
     _legend(model)
@@ -103,7 +110,7 @@ def _growth(data: Data, path: Path) -> None:
         ("turn_s", "turned in place", LEYLINE),
     ):
         rows.plot(counts, [c[field] for c in shown], marker="o", color=color, label=label)
-    rows.set_yscale("log")
+    _log(rows)
     _sizes(rows, counts, "rows")
     _tidy(rows, f"Rows alone, {last} ({shown[0]['layers']} layers): seconds")
     _legend(rows)
@@ -124,7 +131,7 @@ def _model(data: Data, path: Path) -> None:
             ("move_s", "splice, rows moved", LEYLINE),
         ):
             axes.plot(sizes, [c[field] for c in shown], marker="o", color=color, label=label)
-        axes.set_yscale("log")
+        _log(axes)
         _sizes(axes, sizes, "tokens")
         _tidy(axes, f"{model}, {gpu}: seconds, on paper")
         _legend(axes)
@@ -134,7 +141,7 @@ def _model(data: Data, path: Path) -> None:
         sizes = [c["conversation"] for c in shown]
         ratios = [c["ratio"] for c in shown]
         panels[-1].plot(sizes, ratios, marker="o", color=color, label=f"{model}, {gpu}")
-    panels[-1].set_yscale("log")
+    _log(panels[-1])
     _sizes(panels[-1], sizes, "tokens")
     _tidy(panels[-1], "Splice / re-prefill, on paper")
     _legend(panels[-1])

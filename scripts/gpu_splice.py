@@ -29,6 +29,7 @@ import torch
 from leyline.bench.timing import first_token, prefill
 from leyline.channel import Channel, Report
 from leyline.engine.engine import Config, Engine
+from leyline.layout import layout_of
 from leyline.proof.paper_gpu import (
     H100,
     H200,
@@ -59,6 +60,8 @@ LITE: dict[str, Any] = dict(
 SIZES = (8192, 16384, 32768)
 TINY_SIZES = (256, 512)
 WAYS = ("moved", "copied")
+SEQUENCES = 4
+"""Of the largest size that the cache holds: a source, its copy, a re-prefill, and one more."""
 MARGIN_S = 10.0
 """Kept free at the end of the budget."""
 
@@ -206,15 +209,13 @@ def measure(engine: Engine, options: argparse.Namespace, clock: Clock) -> dict[s
     """Size by size, smallest first, as long as there is time."""
     rng = np.random.default_rng(7)
     found: dict[str, Any] = {"timings": [], "rows": [], "skipped": []}
-    cost = 0.0  # seconds of the last size's re-prefill
-    last = 0
-    _warm_up(engine, options)
+    last, cost = _warm_up(engine, options)  # of the last size: tokens, seconds of a re-prefill
     for size in options.sizes:
         edit = _edit(options, size)
-        expected = cost * (size / last) ** 2 if last else 0.0
+        expected = cost * (size / last) ** 2
         source = rng.integers(3, engine.vocab_size, size)
         for way in WAYS:
-            if clock.left < 3 * expected or clock.left < 0:
+            if clock.left < 3 * expected:
                 _skip(found, f"{size} tokens, rows {way}: {clock.left:.0f} s are too few")
                 continue
             timing, left_out = time_way(engine, source, edit, way, options.repeats, clock)
@@ -230,12 +231,13 @@ def measure(engine: Engine, options: argparse.Namespace, clock: Clock) -> dict[s
     return found
 
 
-def _warm_up(engine: Engine, options: argparse.Namespace) -> None:
-    """Kernels are compiled and chosen at first use."""
+def _warm_up(engine: Engine, options: argparse.Namespace) -> tuple[int, float]:
+    """Kernels are compiled and chosen at first use. Returns tokens and seconds of a re-prefill."""
     edit = _edit(options, 256 if options.tiny else 4096)
     source = np.random.default_rng(1).integers(3, engine.vocab_size, edit.conversation)
     for way in WAYS:
-        time_way(engine, source, edit, way, 1, Clock(1e9))
+        timing, _ = time_way(engine, source, edit, way, 1, Clock(1e9))
+    return edit.conversation, timing.prefill_s[0]
 
 
 def _edit(options: argparse.Namespace, size: int) -> Edit:
@@ -289,9 +291,8 @@ def main() -> int:
         flush=True,
     )
     longest = max(options.sizes) + 1000
-    config = Config(
-        memory_gib=0.1 if options.tiny else 6.0, chunk=options.chunk, max_tokens=longest
-    )
+    memory = 2 * layout_of(model).row_elements * SEQUENCES * longest / 1024**3
+    config = Config(memory_gib=memory, chunk=options.chunk, max_tokens=longest)
     with Engine(model, None, config, "random") as engine:
         found = measure(engine, options, clock)
     report = {

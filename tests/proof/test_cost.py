@@ -357,6 +357,19 @@ def test_gpu_script_on_a_small_model(tmp_path: Path) -> None:
     assert [row["rows"] for row in found["rows"]] == [196, 452] and not found["skipped"]
 
 
+def test_gpu_script_builds_the_published_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many parameters as the model on paper has, and rows of 576 columns in 27 layers."""
+    from leyline.layout import layout_of
+
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import gpu_splice
+
+    model = gpu_splice.build(tiny=False, device="meta")
+    facts = paper_table._facts(deepseek_v2_lite())
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(facts["parameters"], 1e-4)
+    assert layout_of(model).row_elements == 27 * 576
+
+
 def test_gpu_script_tells_what_it_skipped(tmp_path: Path) -> None:
     file = tmp_path / "splice.json"
     done = _script("--tiny", "--device", "cpu", "--budget", "1", "--json", str(file))

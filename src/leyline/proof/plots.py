@@ -82,7 +82,10 @@ def _peers(data: Data, path: Path) -> None:
             axes.bar(at, heights, width * 0.92, color=OTHERS[::-1][i], label=name)
         axes.set_xticks(range(len(kinds)), [f"{kind}\n{n:,} tokens" for kind, n in kinds])
         _tidy(axes, title)
-    _legend(panels[1])
+    bars = panels[0].get_legend_handles_labels()
+    figure.legend(
+        *bars, loc="outside lower center", ncols=len(names), frameon=False, labelcolor=MUTED
+    )
     figure.savefig(path, format="png")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -39,7 +40,8 @@ def jobs_of(
 ) -> list[Job]:
     """The sessions' first `calls_each` calls, all by default, each answered with `answer` tokens.
 
-    Sessions without a call are left out. Raises ValueError where there is nothing to do.
+    Sessions without a call are left out. Raises ValueError where there is nothing to do, and for
+    two sessions of one name.
     """
     jobs = []
     for session in sessions:
@@ -47,6 +49,9 @@ def jobs_of(
         gaps = tuple(ms / 1000 for ms in session.gaps_ms)
         if taken:
             jobs.append(Job(session.id, taken, (answer,) * len(taken), gaps))
+    twice = [name for name, n in Counter(job.session for job in jobs).items() if n > 1]
+    if twice:
+        raise ValueError(f"the traces hold session {twice[0]!r} more than once; give each a name")
     if not jobs:
         raise ValueError("the traces hold no model call: no message has the role assistant")
     return jobs

@@ -24,11 +24,19 @@ Call = tuple[str, int]
 
 
 def ceiling(
-    tokenizer: Any, jobs: Sequence[Job], arm: Arm, keep: int, mark: str = ""
+    tokenizer: Any, jobs: Sequence[Job], arm: Arm, keep: int, marks: tuple[str, str] = ("", "")
 ) -> dict[Call, tuple[int, int]]:
-    """For each call: the prompt's tokens, and how many of them could come from the cache."""
+    """For each call: the prompt's tokens, and how many of them could come from the cache.
+
+    marks: of the run, and of one before it, whose prompts are still cached and share what the chat
+    template begins with; empty where the cache was emptied.
+    """
+    mark, before = marks
     found: dict[Call, tuple[int, int]] = {}
     earlier: list[np.ndarray] = []
+    if before:
+        first = messages_of(arm, jobs[0].calls[0], keep, before)
+        earlier.append(encode(tokenizer, render(tokenizer, first)))
     for job in jobs:
         source = None
         for i, call in enumerate(job.calls):

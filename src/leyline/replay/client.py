@@ -163,7 +163,7 @@ class Client:
                     raise _error(_body(answer.read()), answer.status_code)
                 for chunk in _chunks(answer):
                     stream.take(chunk, time.perf_counter())
-        except httpx.HTTPError as trouble:
+        except (httpx.HTTPError, UnicodeEncodeError) as trouble:  # text may be no Unicode
             raise CallError(f"{type(trouble).__name__}: {trouble}") from trouble
         return stream.answer(began, time.perf_counter())
 

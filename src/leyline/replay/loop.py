@@ -43,10 +43,12 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One arm at one concurrency. wall_s: from the first call to the last answer."""
+    """One arm at one concurrency. mark: what its prompts began with. wall_s: from the first call to
+    the last answer."""
 
     arm: Arm
     concurrency: int
+    mark: str
     wall_s: float
     outcomes: tuple[Outcome, ...]
 
@@ -61,19 +63,19 @@ def run_arm(
 
     on_call: after each call, from any thread.
     """
-    queue: SimpleQueue[Job] = SimpleQueue()
-    for job in jobs:
-        queue.put(job)
+    queue: SimpleQueue[tuple[Job, str]] = SimpleQueue()
+    for i, job in enumerate(jobs):
+        queue.put((job, f"{settings.name}-{i}"))
     stop = Event()
 
     def worker() -> list[Outcome]:
         done: list[Outcome] = []
         while not stop.is_set():
             try:
-                job = queue.get_nowait()
+                job, name = queue.get_nowait()
             except Empty:
                 break
-            done += _session(client, job, settings, stop, on_call)
+            done += _session(client, job, name, settings, stop, on_call)
         return done
 
     began = time.perf_counter()
@@ -86,13 +88,19 @@ def run_arm(
             raise
     wall = time.perf_counter() - began
     outcomes.sort(key=lambda outcome: (outcome.session, outcome.call))
-    return Run(settings.arm, settings.concurrency, wall, tuple(outcomes))
+    return Run(settings.arm, settings.concurrency, settings.mark, wall, tuple(outcomes))
 
 
 def _session(
-    client: Client, job: Job, settings: Settings, stop: Event, on_call: Callable[[], None]
+    client: Client,
+    job: Job,
+    name: str,
+    settings: Settings,
+    stop: Event,
+    on_call: Callable[[], None],
 ) -> list[Outcome]:
-    """One session's calls. It ends at a prompt that is too long, as its agent would have to."""
+    """One session's calls, as session `name`. It ends at a prompt that is too long, as its agent
+    would have to."""
     done: list[Outcome] = []
     full = False
     for i, call in enumerate(job.calls):
@@ -102,7 +110,7 @@ def _session(
             if i and settings.gaps and i <= len(job.gaps_s):
                 stop.wait(job.gaps_s[i - 1])
             messages = messages_of(settings.arm, call, settings.keep, settings.mark)
-            leyline = leyline_of(settings.arm, f"{settings.name}-{job.session}")
+            leyline = leyline_of(settings.arm, name)
             try:
                 answer = client.ask(messages, job.lengths[i], leyline)
                 done.append(Outcome(job.session, i, answer))

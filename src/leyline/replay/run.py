@@ -58,10 +58,10 @@ def replay_on(
         server = look(client, model)
         arms = _arms(options.arms, server)
         runs = tuple(_runs(client, server, jobs, arms, options, on_run))
-    mark = _mark(0) if server.flush is None else ""
+    marks = (_mark(0), _mark(MARKS - 1)) if server.flush is None else ("", "")
     ceilings = {}
     if tokenizer is not None:
-        ceilings = {arm: ceiling(tokenizer, jobs, arm, options.keep, mark) for arm in arms}
+        ceilings = {arm: ceiling(tokenizer, jobs, arm, options.keep, marks) for arm in arms}
     lines = lines_of(runs, ceilings)
     settings = asdict(options) | {
         "arms": arms,
@@ -112,8 +112,9 @@ def _runs(
 
 
 def _mark(number: int) -> str:
-    """First words of a run's prompts: always as long, so about as many tokens."""
-    return f"[{number % MARKS:06d}] "
+    """First words of a run's prompts: always as long, so about as many tokens. The last digit comes
+    first: runs in a row share none."""
+    return f"[{f'{number % MARKS:06d}'[::-1]}] "
 
 
 def _with_recorded_lengths(tokenizer: Any, job: Job) -> Job:

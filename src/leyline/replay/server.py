@@ -83,7 +83,7 @@ def _model(client: Client, name: str | None) -> dict[str, Any]:
         answer = client.http.get(url, timeout=30.0)
         served = answer.json()["data"] if answer.status_code == 200 else []
         models = {str(each["id"]): dict(each) for each in served}
-    except httpx.HTTPError as trouble:
+    except (httpx.HTTPError, httpx.InvalidURL) as trouble:
         raise ValueError(f"{url}: no server answers ({trouble})") from trouble
     except (ValueError, KeyError, TypeError) as trouble:
         raise ValueError(f"{url}: the answer is no list of models") from trouble

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from bytes_tokenizer import bytes_tokenizer
 from leyline import __version__, cli
+from leyline.cli import common
 from leyline.models import MissingExtra
 from leyline.tiny import tiny_model
 
@@ -26,15 +27,14 @@ WIDE = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
 
 
 def leyline(*args: object) -> Result:
-    # The consoles were made for the process's own streams.
     return CliRunner(env=WIDE).invoke(cli.app, [str(arg) for arg in args])
 
 
 @pytest.fixture(autouse=True)
 def _consoles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Consoles that look up the streams when they print, and don't wrap."""
-    monkeypatch.setattr(cli, "out", cli.Console(width=200))
-    monkeypatch.setattr(cli, "err", cli.Console(width=200, stderr=True))
+    """Consoles that don't wrap."""
+    monkeypatch.setattr(common.out, "width", 200)
+    monkeypatch.setattr(common.err, "width", 200)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""python -m leyline.proof peers|growth|model --out DIR [--quick]: measure what a splice costs."""
+"""python -m leyline.proof …: what a splice brings and costs, as JSON, pages and pictures."""
 
 from __future__ import annotations
 
@@ -56,6 +56,14 @@ def _parser() -> argparse.ArgumentParser:
             each.add_argument(
                 "--growth", type=Path, metavar="FILE", help="to check against (DIR/growth.json)"
             )
+    mechanism = commands.add_parser("mechanism", help="recorded sessions against SGLang")
+    mechanism.set_defaults(run=_mechanism)
+    mechanism.add_argument("model", choices=["nano", "smollm2"])
+    mechanism.add_argument("--out", type=Path, required=True, metavar="DIR")
+    mechanism.add_argument("--quick", action="store_true")
+    index = commands.add_parser("index", help="the paper's figures beside those in DIR")
+    index.set_defaults(run=_index)
+    index.add_argument("out", type=Path, metavar="DIR")
     page = commands.add_parser("page", help="make page and picture of a JSON file anew")
     page.set_defaults(run=_page)
     page.add_argument("file", type=Path)
@@ -104,6 +112,24 @@ def _model(given: argparse.Namespace, words: list[str]) -> list[Path]:
     growth = report.load(file)["data"] if file.is_file() else None
     sizes = paper_table.SIZES[:2] if given.quick else paper_table.SIZES
     return _measured("model", given, words, lambda say: paper_table.run(growth, sizes))
+
+
+def _mechanism(given: argparse.Namespace, words: list[str]) -> list[Path]:
+    from leyline.models.nano import nano_path
+    from leyline.proof import mechanism
+
+    path = nano_path() if given.model == "nano" else _model_path(None)
+    scale = mechanism.QUICK if given.quick else mechanism.FULL[given.model]
+    with err.status("mechanism") as status:
+        results = mechanism.run(path, scale, lambda text: status.update(f"mechanism: {text}"))
+    folder = given.out / f"mechanism-{given.model}"
+    return mechanism.save(results, folder, f"python -m leyline.proof {' '.join(words)}")
+
+
+def _index(given: argparse.Namespace, words: list[str]) -> list[Path]:
+    from leyline.proof import index
+
+    return [index.write(given.out)]
 
 
 def _page(given: argparse.Namespace, words: list[str]) -> list[Path]:

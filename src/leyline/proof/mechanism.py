@@ -3,14 +3,16 @@ plugin, with a plain prefix cache and with splices, so many sessions at once."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from leyline.bench.bed import machine
 from leyline.replay.report import Results
 from leyline.replay.run import Options, replay_on
 from leyline.traces import load_traces, take
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -30,12 +32,13 @@ FULL = {
 QUICK = Scale(2, 5, (1, 2), 32_768)
 
 
-def run(
-    model: Path, scale: Scale, tokenizer: Any, say: Callable[[str], None] = lambda text: None
-) -> Results:
+def run(model: Path, scale: Scale, say: Callable[[str], None] = lambda text: None) -> Results:
     """model: a directory. The server ends with the run."""
+    from transformers import AutoTokenizer
+
     from leyline.sglang.bench.server import Server
 
+    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     options = Options(
         arms=("append", "truncate", "splice"), concurrency=scale.concurrency, calls=scale.calls
     )
@@ -47,10 +50,23 @@ def run(
             done = iter(range(1, calls + 1))
             return lambda: say(f"{concurrency} at once, {arm}: {next(done, calls)} of {calls}")
 
-        return replay_on(
+        results = replay_on(
             str(server.http.base_url),
             take(load_traces(), scale.sessions),
             options,
             tokenizer=tokenizer,
             on_run=on_run,
         )
+    return replace(results, machine=machine())
+
+
+def save(results: Results, folder: Path, command: str) -> list[Path]:
+    """Write results.json, report.md and pictures. Returns the first two."""
+    from leyline.replay.plots import draw
+
+    folder.mkdir(parents=True, exist_ok=True)
+    data, page = folder / "results.json", folder / "report.md"
+    data.write_text(json.dumps({"command": command, **results.as_json()}) + "\n", encoding="utf-8")
+    page.write_text(f"{results.markdown()}\nMade by `{command}`.\n", encoding="utf-8")
+    draw(results.lines, f"{results.server.model} on {results.server.kind}", folder)
+    return [data, page]

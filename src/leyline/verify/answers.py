@@ -130,7 +130,7 @@ def unturned(engine: Engine, really: bool = True) -> Iterator[None]:
     planes = engine.store.planes
     copy = planes.copy
     planes.rotate = lambda slots, shifts: None  # type: ignore[method-assign]
-    planes.copy = lambda src, dst, shifts: copy(src, dst, 0 * shifts)  # type: ignore[method-assign]
+    planes.copy = lambda source, target, shifts: copy(source, target, 0 * shifts)  # type: ignore[method-assign]
     try:
         yield
     finally:

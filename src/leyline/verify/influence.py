@@ -1,7 +1,7 @@
 """Influence: what a splice still knows of a span that is gone, and how a repair forgets it.
 
-Prompts are searched on which the model answers otherwise with the span than behind a fresh prefill
-of the edited prompt. On each, whose side does the spliced cache take?
+Prompts are searched on which the model clearly answers otherwise with the span than behind a fresh
+prefill of the edited prompt. On each, whose side does the spliced cache take?
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from leyline.verify.subject import Subject
 
 SOURCE, START, SPAN, STUB = 320, 60, 120, 6
 PHRASE = 8
+CLEAR = 0.1
+"""Nats by which both must prefer their own first token: less is within the noise of bf16."""
 REPAIRS = (0, 16, 64, 256)
 KINDS = ("as it was", "phrase kept", "phrase new")
 
@@ -101,7 +103,7 @@ def _try(subject: Subject, prompt: Prompt, found: Found) -> None:
     engine.reset()
     full = _first(subject, prompt.source)
     fresh = _first(subject, prompt.target)
-    if full.argmax() == fresh.argmax():
+    if min(preference(full, fresh), preference(fresh, full)) < CLEAR:
         return
     found.apart[prompt.kind].append(divergence(full, fresh))
     engine.reset()  # a session would take what a plain request has computed exactly
@@ -134,6 +136,12 @@ def _spliced(subject: Subject, prompt: Prompt, repair: int) -> Tensor:
     first = logits(engine, key, len(key) - 1)[0].double().log_softmax(-1)
     engine.drop_session("", session)
     return first
+
+
+def preference(of: Tensor, other: Tensor) -> float:
+    """By how many nats one distribution prefers its first token to the other's; 0 if it is the
+    same."""
+    return float(of.max() - of[other.argmax()])
 
 
 def divergence(of: Tensor, from_: Tensor) -> float:

@@ -14,6 +14,9 @@ from leyline.replay.turns import encode
 from leyline.tiny import TINY, tiny_model
 from leyline.traces import load_traces
 
+LONGEST = 512
+"""Tokens of the longest prompt, recorded sessions aside."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
@@ -38,14 +41,21 @@ class Subject:
 def load(name: str, source: Path | str, memory_gib: float, dtype: str = "auto") -> Subject:
     """source: a model directory, or the name of a tiny random model, which takes any dtype.
 
-    Raises Unsupported, with the reason, for a model that can't be spliced.
+    Raises Unsupported, with the reason, for a model that can't be spliced, and ValueError where
+    there is no room for the prompts.
     """
     config = Config(memory_gib=memory_gib)
     if isinstance(source, str):
         kind = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
         engine = Engine(tiny_model(source, kind), None, config, name)
-        return Subject(name, engine, None, random_text(engine.vocab_size))
-    engine = Engine.load(source, dtype=dtype, config=config, name=name)
+    else:
+        engine = Engine.load(source, dtype=dtype, config=config, name=name)
+    if engine.max_tokens < LONGEST:
+        engine.close()
+        raise ValueError(
+            f"{name}: prompts of {LONGEST} tokens are tried, but {memory_gib} GiB hold and the "
+            f"model takes {engine.max_tokens}; give more --memory if the model takes more"
+        )
     tokenizer = engine.tokenizer
     if tokenizer is None or tokenizer.chat_template is None:
         return Subject(name, engine, None, random_text(engine.vocab_size))

@@ -1,0 +1,240 @@
+"""The paper's figures and ours side by side: one page, made from the results in a folder alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leyline.proof.pages import ratio, seconds, table
+
+Data = dict[str, Any]
+
+PAPER_MODELS = ("deepseek_v2", "joyai_flash", "glm4_moe_lite", "moonlight")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A line of the page. here: what was measured, with its page."""
+
+    what: str
+    paper: str
+    here: str
+    page: str
+
+
+def write(folder: Path) -> Path:
+    """Write README.md into a folder of results; what was not run is said to be missing."""
+    page = folder / "README.md"
+    page.write_text(text(folder), encoding="utf-8")
+    return page
+
+
+def text(folder: Path) -> str:
+    claims = list(_claims(folder))
+    lines = [[c.what, c.paper, c.here, f"[{c.page}]({c.page})"] for c in claims]
+    return (
+        "\n\n".join(
+            [
+                "# Results",
+                "`make proof` makes all that is here on a CPU, this page included. Each page names its "
+                "own command, machine and versions.",
+                "## The paper's figures and ours",
+                table(["what", "paper", "here", "page"], lines),
+                _WHY,
+                "## Costs",
+                *_costs(folder),
+                _UNMEASURED,
+            ]
+        )
+        + "\n"
+    )
+
+
+def _load(file: Path) -> Data | None:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def _claims(folder: Path) -> Iterator[Claim]:
+    for model in ("nano", "smollm2"):
+        yield from _mechanism(folder, model)
+    for model in ("nano", "smollm2"):
+        yield from _verified(folder, model)
+    yield _architectures(folder)
+    yield Claim(
+        "debug-gym tasks solved, truncation through Leyline",
+        "31.2 % → 45.5 %",
+        "not measured: needs a model that solves them",
+        "../../README.md",
+    )
+
+
+# -- recorded sessions against SGLang -----------------------------------------------------------
+
+
+def _mechanism(folder: Path, model: str) -> Iterator[Claim]:
+    page = f"mechanism-{model}/report.md"
+    found = _load(folder / f"mechanism-{model}" / "results.json")
+    if found is None:
+        yield Claim(f"hit rate gained on SGLang, {model}", "+11.2 points", "not run", page)
+        return
+    beside = [c for c in found["comparisons"] if (c["arm"], c["beside"]) == ("splice", "truncate")]
+    warm = [c for c in found["comparisons"] if (c["arm"], c["beside"]) == ("splice", "append")]
+    plain = [c for c in found["comparisons"] if (c["arm"], c["beside"]) == ("truncate", "append")]
+    at = ", ".join(str(c["concurrency"]) for c in beside)
+    points = ", ".join(f"+{c['points']:.1f}" for c in beside)
+    yield Claim(
+        f"hit rate gained over the prefix cache, SGLang, {model}, C = {at}",
+        "+11.2 points, C = 1, 4, 8, 16",
+        f"{points} points",
+        page,
+    )
+    calls = {line["concurrency"]: line["compared"] for line in found["lines"]}
+    saved = ", ".join(f"{1e3 * c['e2e_saved_s'] / calls[c['concurrency']]:.0f}" for c in beside)
+    shares = ", ".join(ratio(c["e2e"]) for c in beside)
+    yield Claim(
+        f"end-to-end time, {model}, C = {at}",
+        "up to 241 ms a call saved (C = 8)",
+        f"{saved} ms a call saved; {shares} of the prefix cache's",
+        page,
+    )
+    agree = f"{_pooled(warm):.1%} of {sum(c['known'] for c in warm)}"
+    yield Claim(
+        f"first token as with the full context (warm path), {model}",
+        "100 %",
+        f"splice {agree}; fresh prefill of the edited prompt {_pooled(plain):.1%}",
+        page,
+    )
+
+
+def _pooled(comparisons: list[Data]) -> float:
+    known = sum(c["known"] for c in comparisons)
+    return sum(c["same_first"] for c in comparisons) / known if known else float("nan")
+
+
+# -- leyline verify -----------------------------------------------------------------------------
+
+
+def _verified(folder: Path, model: str) -> Iterator[Claim]:
+    page = f"verify/{model}.md"
+    found = _load(folder / "verify" / f"{model}.json")
+    if found is None:
+        yield Claim(f"the mechanism on {model}", "holds", "not run", page)
+        return
+    rows = {row["name"]: row for row in found["rows"]}
+    sides = {
+        name.split(".")[1].replace("_", " "): row["details"]["sides"]["0"]
+        for name, row in rows.items()
+        if name.startswith("influence.") and row["details"]
+    }
+    shown = "; ".join(
+        f"{kind}: {s['full']} of {s['full'] + s['fresh'] + s['neither']}"
+        for kind, s in sides.items()
+    )
+    yield Claim(
+        f"splice takes the full context's side where the span decides the first token, {model}",
+        "always",
+        shown,
+        page,
+    )
+    curves = rows["drift.once"]["details"]
+    errors = curves["curves"]["fp32, stored in bf16"]
+    yield Claim(
+        f"relative L2 error of rotary columns in bf16, {model}",
+        "about 4.7e-3, sub-linear",
+        f"{errors[0]:.1e} after 1 splice, {errors[-1]:.1e} after {curves['splices'][-1]}, growing "
+        f"as n^{rows['drift.growth']['value']:.2f}",
+        page,
+    )
+    nll = rows["answers.splice"]["details"]["nll"]
+    turns = rows["answers.splice"]["details"]["turns"]
+    listed = ", ".join(f"{name} {value:.3f}" for name, value in nll.items())
+    yield Claim(
+        f"nats a token of recorded answers, {turns} turns as edits pile up, {model}",
+        "–",
+        listed,
+        page,
+    )
+
+
+def _architectures(folder: Path) -> Claim:
+    found = {name: _load(folder / "verify" / f"{name}.json") for name in PAPER_MODELS}
+    run = {name: data for name, data in found.items() if data is not None}
+    good = [name for name, data in run.items() if data["passed"]]
+    here = f"holds on {len(good)} of {len(run)} with their rows and frequencies, random weights"
+    return Claim(
+        "DeepSeek-V2-Lite, JoyAI-LLM Flash, GLM-4.7-Flash, Moonlight-16B-A3B",
+        "validated",
+        here if run else "not run",
+        f"verify/{PAPER_MODELS[0]}.md",
+    )
+
+
+# -- costs --------------------------------------------------------------------------------------
+
+
+def _costs(folder: Path) -> Iterator[str]:
+    peers, growth, model = (_load(folder / f"{name}.json") for name in ("peers", "growth", "model"))
+    if peers is not None:
+        yield (
+            "[peers.md](peers.md): one edit at every engine, SmolLM2; time to first token / "
+            "the same prompt without a cache, and tokens computed."
+        )
+        yield _peers(peers["data"]["cases"])
+    if growth is not None:
+        cases = [c for c in growth["data"]["splices"] if c["way"] == "moved"]
+        first, last = cases[0], cases[-1]
+        yield (
+            f"[growth.md](growth.md): a splice takes {ratio(first['ratio'])} of a re-prefill with "
+            f"{first['kept']} rows kept and {ratio(last['ratio'])} with {last['kept']} (SmolLM2, "
+            f"{seconds(last['splice_ttft_s'])} instead of {seconds(last['prefill_ttft_s'])}); rows "
+            "of the paper's models alone, up to 128 k of them."
+        )
+    if model is not None:
+        lines = model["data"]["lines"]
+        best = min(lines, key=lambda c: c["ratio"])
+        worst = max(lines, key=lambda c: c["ratio"])
+        yield (
+            "[model.md](model.md), on paper, not measured: on large GPUs a splice would take "
+            f"{ratio(worst['ratio'])} ({worst['model']}, {worst['conversation']} tokens) to "
+            f"{ratio(best['ratio'])} ({best['model']}, {best['conversation']} tokens) of a "
+            "re-prefill."
+        )
+
+
+def _peers(cases: list[Data]) -> str:
+    kinds = list(dict.fromkeys((c["edit"]["conversation"], c["edit"]["kind"]) for c in cases))
+    engines = dict.fromkeys(c["peer"] for c in cases)
+    by = {(c["peer"], c["edit"]["conversation"], c["edit"]["kind"]): c for c in cases}
+    lines = [[engine, *(_peer(by.get((engine, *kind))) for kind in kinds)] for engine in engines]
+    return table(["engine", *(f"{kind}, {n} tokens" for n, kind in kinds)], lines)
+
+
+def _peer(case: Data | None) -> str:
+    return "–" if case is None else f"{ratio(case['ratio'])}, {case['computed']} tokens"
+
+
+_WHY = """## What differs, and why
+
+- The paper served large MLA models on GPUs. Here SmolLM2-135M (GQA) and `nano`, a trained MLA
+  model of five million parameters, run on a CPU: shares and ratios carry over, times do not.
+- Hit rates depend on the sessions and on what is cleared. Here: recorded mini-swe-agent sessions,
+  all but the newest two tool outputs cleared, recorded answers sent back, which every arm prefills.
+- *First token as with the full context.* In the paper the warm path is the full context. A splice
+  keeps what rows behind the span have read in it, not the span: what is computed after the edit
+  can't look at it any more. So a splice sides with the full context where that is decided by kept
+  rows, and with the edited prompt where it is decided by new ones. Both are shown, searched prompts
+  and all recorded calls, beside a fresh prefill of the edited prompt.
+- Drift is measured against one exact rotation of the original rows, so that the roundings of all
+  splices are in it. A session that is edited a thousand times in bf16 is past the paper's figure."""
+
+_UNMEASURED = """## Not measured
+
+- GPUs: none was to be had. `scripts/gpu_splice.py` and `scripts/gpu_rows.py` measure on one; they
+  have only been run at tiny size on a CPU.
+- Models of real size, with real weights; the paper's four are there with their row shapes and
+  frequencies, random weights and fewer layers.
+- vLLM, and tensor parallelism.
+- Agents' success: what clearing old outputs does to solve rates."""

@@ -1,14 +1,18 @@
 # make demo | serve | bench | test | lint | lock | clean    (ARGS="…" is passed on)
 # make sglang-demo | sglang-bench | test-sglang
+# make proof    (QUICK=--quick for small sizes, RESULTS=DIR for another folder than docs/results)
 PYTHON ?= python3
 VENV ?= .venv
 SGLANG ?= .venv-sglang
 ARGS ?=
+RESULTS ?= docs/results
+QUICK ?=
+VERIFIED = nano smollm2 deepseek_v2 joyai_flash glm4_moe_lite moonlight
 PY = $(VENV)/bin/python
 PIP = $(PY) -m pip -qq --disable-pip-version-check
 
 .PHONY: help demo serve bench test lint lock deps env clean
-.PHONY: sglang-demo sglang-bench test-sglang deps-sglang env-sglang
+.PHONY: sglang-demo sglang-bench test-sglang proof deps-sglang env-sglang
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +23,7 @@ help:
 	@echo 'make lint   ruff and mypy'
 	@echo 'make sglang-demo, sglang-bench, test-sglang'
 	@echo '            the same for the SGLang plugin: real SGLang on the CPU, in $(SGLANG)'
+	@echo 'make proof  everything in docs/results: under an hour, with nothing else running'
 	@echo 'make lock   resolve requirements.lock anew'
 	@echo 'make clean  remove the environment and all caches in this folder'
 	@echo 'ARGS="…" is passed on: make demo ARGS="--help"'
@@ -42,6 +47,17 @@ sglang-bench: $(SGLANG)/.ready
 
 test-sglang: $(SGLANG)/.ready
 	@$(SGLANG)/bin/python -m pytest tests/sglang $(ARGS)
+
+proof: $(VENV)/.ready $(SGLANG)/.ready
+	@mkdir -p $(RESULTS)
+	@set -e; for model in $(VERIFIED); do \
+	  $(VENV)/bin/leyline verify $$model $(QUICK) --out $(RESULTS)/verify; done
+	$(PY) -m leyline.proof growth $(QUICK) --out $(RESULTS)
+	$(PY) -m leyline.proof model $(QUICK) --out $(RESULTS)
+	$(SGLANG)/bin/python -m leyline.proof peers $(QUICK) --out $(RESULTS)
+	$(SGLANG)/bin/python -m leyline.proof mechanism nano $(QUICK) --out $(RESULTS)
+	$(SGLANG)/bin/python -m leyline.proof mechanism smollm2 $(QUICK) --out $(RESULTS)
+	$(PY) -m leyline.proof index $(RESULTS)
 
 env: $(VENV)/.ready ; @:
 deps: $(VENV)/.deps ; @:

@@ -39,8 +39,8 @@ def text(folder: Path) -> str:
         "\n\n".join(
             [
                 "# Results",
-                "`make proof` makes all that is here on a CPU, this page included. Each page names its "
-                "own command, machine and versions.",
+                "`make proof` makes all that is here on a CPU, this page included. Each page names "
+                "its own command, machine and versions.",
                 "## The paper's figures and ours",
                 table(["what", "paper", "here", "page"], lines),
                 _WHY,
@@ -221,14 +221,14 @@ _WHY = """## What differs, and why
 - The paper served large MLA models on GPUs. Here SmolLM2-135M (GQA) and `nano`, a trained MLA
   model of five million parameters, run on a CPU: shares and ratios carry over, times do not.
 - Hit rates depend on the sessions and on what is cleared. Here: recorded mini-swe-agent sessions,
-  all but the newest two tool outputs cleared, recorded answers sent back, which every arm prefills.
+  all but the newest two tool outputs cleared; every arm prefills the recorded answers.
 - *First token as with the full context.* In the paper the warm path is the full context. A splice
   keeps what rows behind the span have read in it, not the span: what is computed after the edit
   can't look at it any more. So a splice sides with the full context where that is decided by kept
   rows, and with the edited prompt where it is decided by new ones. Both are shown, searched prompts
   and all recorded calls, beside a fresh prefill of the edited prompt.
 - Drift is measured against one exact rotation of the original rows, so that the roundings of all
-  splices are in it. A session that is edited a thousand times in bf16 is past the paper's figure."""
+  splices are in it. A session edited a thousand times in bf16 is past the paper's figure."""
 
 _UNMEASURED = """## Not measured
 

@@ -1,4 +1,4 @@
-"""Train `nano`, a DeepSeek-V2 (MLA) language model of five million parameters, on two CPU cores.
+"""Train `nano`, a DeepSeek-V2 (MLA) language model of four million parameters, on a CPU.
 
     python scripts/train_nano.py OUT        about an hour; OUT gets what src/leyline/models/nano has
 
@@ -58,9 +58,9 @@ class Stage:
 @dataclass(frozen=True, slots=True)
 class Recipe:
     stages: tuple[Stage, ...] = (
-        Stage(256, 8, 3_400_000),
-        Stage(768, 3, 1_500_000),
-        Stage(2048, 1, 200_000),
+        Stage(256, 12, 2_800_000),
+        Stage(768, 4, 2_000_000),
+        Stage(2048, 2, 200_000),
     )
     muon_rate: float = 0.02
     adam_rate: float = 3e-3
@@ -97,15 +97,15 @@ def configuration() -> DeepseekV2Config:
     return DeepseekV2Config(
         vocab_size=VOCAB,
         hidden_size=256,
-        intermediate_size=768,
+        intermediate_size=512,
         moe_intermediate_size=64,
-        num_hidden_layers=4,
+        num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=4,
         n_shared_experts=1,
         n_routed_experts=8,
         num_experts_per_tok=2,
-        first_k_dense_replace=4,
+        first_k_dense_replace=3,
         kv_lora_rank=512,
         q_lora_rank=None,
         qk_rope_head_dim=64,

@@ -6,6 +6,7 @@ session's own sequence it still holds. Out comes the plan that it executes.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -105,6 +106,36 @@ def reuse(
     if final.computed > _behind(ideal, shared, from_source, page).computed:
         fallback = Fallback.SOURCE_PARTLY_EVICTED if source else Fallback.SOURCE_MISSING
     return Reuse(final, shared, from_source, fallback)
+
+
+def compute_instead(reuse: Reuse, those: Container[Keep]) -> Reuse:
+    """The same, but these kept rows are computed."""
+    segments: list[Segment] = []
+    for s in reuse.plan.segments:
+        s = Compute(s.dst, s.n) if s in those else s
+        last = segments[-1] if segments else None
+        if isinstance(s, Compute) and isinstance(last, Compute):
+            segments[-1] = Compute(last.dst, last.n + s.n)
+        else:
+            segments.append(s)
+    return replace(reuse, plan=replace(reuse.plan, segments=tuple(segments)))
+
+
+def fewer_runs(reuse: Reuse, most: int) -> Reuse:
+    """At most `most` runs of kept rows behind computed ones, the longest; what lies between them is
+    computed. For engines that need a pass for each."""
+    runs: list[list[Keep]] = []
+    last: Segment | None = None
+    for s in reuse.plan.segments:
+        if isinstance(s, Keep) and isinstance(last, Compute):
+            runs.append([s])
+        elif isinstance(s, Keep) and runs:
+            runs[-1].append(s)
+        last = s
+    if len(runs) <= most:
+        return reuse
+    runs.sort(key=lambda run: sum(keep.n for keep in run), reverse=True)
+    return compute_instead(reuse, {keep for run in runs[most:] for keep in run})
 
 
 def provenance(reuse: Reuse, spans: tuple[Span, ...]) -> tuple[Span, ...]:

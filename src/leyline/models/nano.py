@@ -1,4 +1,4 @@
-"""`nano`: a trained DeepSeek-V2 (MLA) language model of five million parameters, in the package.
+"""`nano`: a trained DeepSeek-V2 (MLA) language model of four million parameters, in the package.
 
 Trained by `scripts/train_nano.py` on the Python standard library. It is no use as an assistant; it
 is there because its cache rows are those of the real models (latent 512, rotary 64, YaRN), and what

@@ -219,7 +219,7 @@ def _peer(case: Data | None) -> str:
 _WHY = """## What differs, and why
 
 - The paper served large MLA models on GPUs. Here SmolLM2-135M (GQA) and `nano`, a trained MLA
-  model of five million parameters, run on a CPU: shares and ratios carry over, times do not.
+  model of four million parameters, run on a CPU: shares and ratios carry over, times do not.
 - Hit rates depend on the sessions and on what is cleared. Here: recorded mini-swe-agent sessions,
   all but the newest two tool outputs cleared; every arm prefills the recorded answers.
 - *First token as with the full context.* In the paper the warm path is the full context. A splice

@@ -7,11 +7,14 @@ from array import array
 from http import HTTPStatus
 from typing import Any
 
+import numpy as np
+
 from leyline.api.errors import FieldError
-from leyline.channel import Fallback, StrictFallback, check_strict
+from leyline.channel import StrictFallback, check_strict
 from leyline.directive import DirectiveError
 from leyline.sglang.carriers import KEY, parse_object
 from leyline.sglang.report import publish
+from leyline.sglang.sessions import PUBLIC
 from leyline.sglang.turn import Turn
 
 
@@ -26,23 +29,32 @@ def turn_of(req: Any) -> Turn | None:
     return turn if turn is not None and turn.unsupported is None else None
 
 
+def number_of(req: Any) -> int:
+    """Whose rows a request's are."""
+    turn = asked_of(req)
+    return PUBLIC if turn is None else turn.number
+
+
 def on_arrival(req: Any, scheduler: Any, received: Any, *args: Any, **kwargs: Any) -> None:
     """After `Scheduler._create_generation_req`."""
-    carried = (req.sampling_params.custom_params or {}).get(KEY)
-    if carried is None:
-        return
     from leyline.sglang.cache import LeylineRadixCache
 
     cache = scheduler.tree_cache
+    enabled = isinstance(cache, LeylineRadixCache)
+    if enabled and received.mm_inputs is None and _refused_tokens(req, cache.vocab_size):
+        return
+    carried = (req.sampling_params.custom_params or {}).get(KEY)
+    if carried is None:
+        return
     try:
-        asked = parse_object(carried, enabled=isinstance(cache, LeylineRadixCache))
+        asked = parse_object(carried, enabled)
         # Rows are found in these namespaces, so sessions live in them too.
         owner = json.dumps([req.extra_key, req.cache_salt])
         channel = asked.channel(asked.session, owner)
         turn = Turn(channel, cache.sessions.number(channel.user), _unsupported(req, received))
         if turn.unsupported is not None:
             turn.plan_unsupported(len(req.origin_input_ids), 0)
-            check_strict(channel, Fallback.UNSUPPORTED_FEATURE)
+            check_strict(channel, turn.reuse.fallback)
     except StrictFallback as error:
         what = f"{error.message}. A splice doesn't go with {turn.unsupported}."
         refuse(req, StrictFallback(error.reason, what))
@@ -66,6 +78,22 @@ def refuse(req: Any, error: FieldError | DirectiveError | StrictFallback) -> Non
     req.full_untruncated_fill_ids = array("q", req.origin_input_ids)
 
 
+def _refused_tokens(req: Any, vocab_size: int) -> bool:
+    """Whether the prompt was refused for a token that the model hasn't. Also for a request without
+    a session: a marked key has such tokens, and nobody may ask for one (I8)."""
+    tokens = np.asarray(req.origin_input_ids, dtype=np.int64)
+    if not len(tokens) or (tokens.min() >= 0 and tokens.max() < vocab_size):
+        return False
+    bad = next(int(token) for token in tokens if not 0 <= token < vocab_size)
+    req.set_finish_with_abort(
+        f"input_ids: {bad} is no token of this model (0 to {vocab_size - 1})",
+        status_code=HTTPStatus.BAD_REQUEST,
+        err_type="BadRequestError",
+    )
+    req.full_untruncated_fill_ids = array("q", req.origin_input_ids)
+    return True
+
+
 def _unsupported(req: Any, received: Any) -> str | None:
     """What of the request a splice doesn't go with."""
     features = {
@@ -75,6 +103,10 @@ def _unsupported(req: Any, received: Any) -> str | None:
         "log-probabilities of the prompt": received.return_logprob
         and received.logprob_start_len is not None
         and 0 <= received.logprob_start_len < len(req.origin_input_ids),
+        "routed experts or indexed rows of the prompt": getattr(
+            received, "return_routed_experts", False
+        )
+        or getattr(received, "return_indexer_topk", False),
         "beam search": (received.sampling_params.beam_width or 1) > 1,
         "SGLang's own sessions": received.session_params is not None
         or received.session_id is not None,

@@ -36,10 +36,10 @@ from leyline.lineage import Lineage
 from leyline.plan import Keep
 from leyline.reuse import edit_reports
 from leyline.sglang import splice
-from leyline.sglang.arrival import asked_of, refuse, turn_of
+from leyline.sglang.arrival import asked_of, number_of, refuse, turn_of
 from leyline.sglang.report import Metrics, publish
 from leyline.sglang.rows import Rows
-from leyline.sglang.sessions import PUBLIC, Sessions, Users
+from leyline.sglang.sessions import Sessions, Users
 from leyline.sglang.turn import Turn
 
 
@@ -150,7 +150,7 @@ class LeylineRadixCache(UnifiedRadixCache):
         )
         turn = turn_of(req)
         if self.sessions:
-            self.users.use(path[: req.prefix_len], turn.number if turn else PUBLIC)
+            self.users.use(path[: req.prefix_len], number_of(req))
         if turn is not None and turn.private is not None:
             path = torch.cat([path, turn.private])
             turn.private = None  # from here on they are in the request's row
@@ -207,9 +207,7 @@ class LeylineRadixCache(UnifiedRadixCache):
         finally:
             self._keyed = None
         end = req.kv.cache_protected_len
-        self.users.inserted(
-            row[start:end].long(), before[: end - start].long(), turn.number if turn else PUBLIC
-        )
+        self.users.inserted(row[start:end].long(), before[: end - start].long(), number_of(req))
 
     def insert(self, params: InsertParams) -> InsertResult:
         key = params.key
@@ -227,21 +225,25 @@ class LeylineRadixCache(UnifiedRadixCache):
         turn = asked_of(req)
         if turn is None:
             return
+        self.sessions.began(turn)
         if turn.unsupported is not None:
             turn.plan_unsupported(len(req.origin_input_ids), req.prefix_len)
-            publish(req, turn)
-            return
         with self._serving(req):
             if turn.channel.forgets and not turn.begun:
-                freed, kept = splice.forget(self, turn)
-                turn.forgot(sum(map(len, freed)), kept)
-                if turn.channel.scrub:
-                    self.rows.zero(torch.cat([*freed, self._free_slots()]))
+                self._forget(turn)
             splice.lock_source(self, turn)
         turn.begun = True
         # Rows spliced in are cached on the device, not on the host.
         req.host_hit_length = req.host_loaded_length = 0
         publish(req, turn)
+
+    def _forget(self, turn: Turn) -> None:
+        freed, kept = splice.forget(self, turn)
+        turn.forgot(sum(map(len, freed)), kept)
+        for other in self.sessions.others(turn):
+            other.doomed, other.scrub = True, other.scrub or turn.channel.scrub
+        if turn.channel.scrub:
+            self.rows.zero(torch.cat([*freed, self._free_slots()]))
 
     def _free_slots(self) -> Tensor:
         allocator = self.token_to_kv_pool_allocator
@@ -261,20 +263,33 @@ class LeylineRadixCache(UnifiedRadixCache):
         return super().claim_kv_row(req)
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
-        turn = turn_of(req)
-        if turn is not None:
-            with self._serving(req):
-                splice.release_source(self, turn)
-            self.sessions.add_leaf(turn.channel.user, req.last_node)
-            if checkpointed or turn.moved_away:
-                self.sessions.remember(self._lineage(req, turn, checkpointed))
         turn = asked_of(req)
-        if turn is not None:
-            if req.finished():
-                self.metrics.count(turn.report)
-            else:
-                turn.give_way(req.cached_tokens)
+        if turn is None:
+            super().on_release(req, checkpointed=checkpointed)
+            return
+        self.sessions.ended(turn)
+        with self._serving(req):
+            splice.release_source(self, turn)
+        leaf = req.last_node
+        if not turn.doomed:
+            self.sessions.add_leaf(turn.channel.user, leaf)
+            if turn.unsupported is None and (checkpointed or turn.moved_away):
+                self.sessions.remember(self._lineage(req, turn, checkpointed))
+        if req.finished():
+            self.metrics.count(turn.report)
+        else:
+            turn.give_way(req.cached_tokens)
         super().on_release(req, checkpointed=checkpointed)
+        self._drop_gone()
+        if turn.doomed:
+            splice.drop_branches(self, turn.number, [leaf])
+            if turn.scrub:
+                self.rows.zero(self._free_slots())
+
+    def _drop_gone(self) -> None:
+        gone, self.sessions.gone = self.sessions.gone, []
+        for number, leaves in gone:
+            splice.drop_branches(self, number, leaves)
 
     def _lineage(self, req: Any, turn: Turn, whole: bool) -> Lineage:
         length = req.owned_kv_len() if whole else req.kv.cache_protected_len

@@ -170,7 +170,7 @@ def _in_params(obj: Any) -> list[Place]:
 
 
 def _in_hints(obj: Any) -> list[Place]:
-    hints = obj.kv_hints
+    hints: Any = getattr(obj, "kv_hints", None)  # an embedding request has none
     many = isinstance(hints, list)
     return [
         ("in kv_hints", i if many else None, _field(action, "payload"))

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _MENTION = b'"leyline"'
-_CHAT = "/v1/chat/completions"
+_CHATS = ("/v1/chat/completions", "/invocations")
+_GENERATE = "/generate"
 SHAPES: dict[str, Callable[[], Shape]] = {
-    _CHAT: OpenAI,
+    **dict.fromkeys(_CHATS, OpenAI),
+    _GENERATE: OpenAI,
     "/v1/completions": OpenAI,
     "/v1/messages": Anthropic,
 }
@@ -94,6 +96,11 @@ def take(body: bytes, path: str, enabled: Callable[[], bool]) -> Taken | None:
     if not isinstance(request, dict):
         return None
     raw = request.pop(KEY, None)
+    if path == _GENERATE:
+        if raw is not None:
+            what = "goes into sampling_params.custom_params or kv_hints here, not to the top level."
+            raise Refused.of(FieldError(KEY, what, "unsupported_parameter"))
+        return None
     if raw is None:
         custom = request.get("custom_params")
         return Taken(None) if isinstance(custom, dict) and KEY in custom else None
@@ -113,7 +120,7 @@ def _apply_policy(policy: dict[str, Any], request: dict[str, Any], path: str) ->
     if path == "/v1/completions":
         what = "edits messages, and a completion has none."
         raise FieldError(f"{KEY}.policy", what)
-    if path != _CHAT:
+    if path not in _CHATS:
         what = f"is not supported on {path} yet; send edited messages, Leyline finds the edits."
         raise FieldError(f"{KEY}.policy", what)
     if not isinstance(request.get("messages"), list):

@@ -222,8 +222,15 @@ def _prompt_only(obj: Any) -> Any:
         }
         for each in (obj.sampling_params if many else [obj.sampling_params])
     ]
-    out.sampling_params = params if many else params[0]
+    out.sampling_params = params if many and not _is_single(obj) else params[0]
     return out
+
+
+def _is_single(obj: Any) -> bool:
+    """Whether it has one prompt that is no list of prompts."""
+    if obj.text is not None:
+        return isinstance(obj.text, str)
+    return bool(obj.input_ids) and isinstance(obj.input_ids[0], int)
 
 
 async def _only(answers: AsyncGenerator[Any, None]) -> Any:

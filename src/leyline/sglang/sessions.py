@@ -9,11 +9,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from leyline.lineage import Lineage, Lineages
+
+if TYPE_CHECKING:
+    from leyline.sglang.turn import Turn
 
 User = tuple[str, str]
 """Owner and name of a session."""
@@ -22,7 +26,8 @@ MAX_SESSIONS = 10_000
 MAX_TOKENS = 8_000_000
 """Of all lineages together; each costs 16 bytes of host memory."""
 MAX_LEAVES = 256
-"""Branches remembered for one session."""
+"""Branches of one session; the oldest is dropped for a new one, so that none is ever forgotten
+about."""
 
 PUBLIC = 0
 """Requests without a session, or more than one session."""
@@ -35,6 +40,9 @@ class Sessions:
         self.lineages = Lineages(MAX_SESSIONS, MAX_TOKENS, ttl_s=math.inf)
         self._numbers: OrderedDict[User, int] = OrderedDict()
         self._leaves: dict[User, OrderedDict[int, None]] = {}
+        self._running: dict[User, set[Turn]] = {}
+        self.gone: list[tuple[int, list[int]]] = []
+        """Numbers of sessions, and branches that they had to give up: for the cache to drop."""
         self._next_number = itertools.count(PUBLIC + 1)
         self._next_serial = itertools.count(1)
 
@@ -49,18 +57,20 @@ class Sessions:
     def number(self, user: User) -> int:
         """The session's number in `Users`, drawn on first use.
 
-        A session that comes back after many others gets a new one: what it had before is then
-        others' too, and copied instead of moved.
+        A session that comes back after many others gets a new one.
         """
         if user not in self._numbers:
             self._numbers[user] = next(self._next_number)
         self._numbers.move_to_end(user)
         if len(self._numbers) > 2 * MAX_SESSIONS:
-            self._numbers.popitem(last=False)
+            oldest = next(iter(self._numbers))
+            self._give_up(oldest)
+            del self._numbers[oldest]
         return self._numbers[user]
 
     def remember(self, lineage: Lineage) -> None:
-        """Hold a session's lineage in place of its last one; too long a one is not held."""
+        """Hold a session's lineage in place of its last one; too long a one is not held. Sessions
+        that have to give way for it lose their rows."""
         try:
             dropped = self.lineages.put(lineage)
         except ValueError:
@@ -69,7 +79,7 @@ class Sessions:
         for each in dropped:
             user = (each.owner, each.session)
             if user != (lineage.owner, lineage.session):
-                self._leaves.pop(user, None)
+                self._give_up(user)
 
     def add_leaf(self, user: User, node: int) -> None:
         """A tree node at which a branch of the session ends."""
@@ -77,7 +87,22 @@ class Sessions:
         leaves[node] = None
         leaves.move_to_end(node)
         if len(leaves) > MAX_LEAVES:
-            leaves.popitem(last=False)
+            oldest, _ = leaves.popitem(last=False)
+            self.gone.append((self.number(user), [oldest]))
+
+    def began(self, turn: Turn) -> None:
+        """A request of a session runs."""
+        self._running.setdefault(turn.channel.user, set()).add(turn)
+
+    def ended(self, turn: Turn) -> None:
+        running = self._running.get(turn.channel.user, set())
+        running.discard(turn)
+        if not running:
+            self._running.pop(turn.channel.user, None)
+
+    def others(self, turn: Turn) -> list[Turn]:
+        """The session's other requests that run."""
+        return [each for each in self._running.get(turn.channel.user, ()) if each is not turn]
 
     def forget(self, user: User) -> list[int]:
         """Drop the session's lineage; returns where its branches end, newest first."""
@@ -89,6 +114,12 @@ class Sessions:
         for each in self.lineages:
             self.lineages.drop(each.owner, each.session)
         self._leaves.clear()
+        self.gone.clear()
+
+    def _give_up(self, user: User) -> None:
+        leaves = self.forget(user)
+        if leaves:
+            self.gone.append((self._numbers[user], leaves))
 
 
 class Users:

@@ -84,16 +84,21 @@ def forget(cache: LeylineRadixCache, turn: Turn) -> tuple[list[Tensor], int]:
     freed: list[Tensor] = []
     kept: dict[int, int] = {}
     for leaf in cache.sessions.forget(turn.channel.user):
-        try:
-            path = cache.tree_core.collect_path_info([leaf])[0]
-        except KeyError:  # evicted meanwhile
-            continue
+        path = _path(cache, leaf)
         chain = _droppable(cache, path, turn.number)
-        for each in path[: len(path) - len(chain)]:
+        for each in path:
             kept[each.node_id] = each.path_end - max(each.path_start, turn.reuse.shared)
+        for each in chain:
+            del kept[each.node_id]
         freed += [_slots(cache, each) for each in chain]
         _drop(cache, chain)
     return freed, sum(n for n in kept.values() if n > 0)
+
+
+def drop_branches(cache: LeylineRadixCache, number: int, leaves: Sequence[int]) -> None:
+    """Free what only this session used in branches that it had to give up."""
+    for leaf in leaves:
+        _drop(cache, _droppable(cache, _path(cache, leaf), number))
 
 
 # -- dropping and moving ----------------------------------------------------------------------
@@ -140,6 +145,14 @@ def _tail(cache: LeylineRadixCache, turn: Turn) -> list[TreePathNodeInfo]:
     node = cache.find(turn.source.key).last_device_node
     path = cache.tree_core.collect_path_info([node])[0]
     return _droppable(cache, [each for each in path if each.path_start >= at], turn.number)
+
+
+def _path(cache: LeylineRadixCache, node: int) -> list[TreePathNodeInfo]:
+    """The nodes down to this one; none if it was evicted."""
+    try:
+        return cache.tree_core.collect_path_info([node])[0]
+    except KeyError:
+        return []
 
 
 def _droppable(

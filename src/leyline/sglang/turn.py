@@ -16,7 +16,19 @@ from leyline.channel import Channel, EditReport, Fallback, Report
 from leyline.directive import Edits
 from leyline.lineage import MARK_BITS, Lineage, Span
 from leyline.plan import Compute, Keep, Plan, Segment
-from leyline.reuse import Reuse, edit_reports, edits_of, provenance, reuse, share_only
+from leyline.reuse import (
+    Reuse,
+    compute_instead,
+    edit_reports,
+    edits_of,
+    fewer_runs,
+    provenance,
+    reuse,
+    share_only,
+)
+
+MAX_RUNS = 32
+"""Places of a prompt where kept rows follow computed ones: each costs a prefill pass."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,13 +39,15 @@ class Turn:
     source: the lineage that is edited.
     reuse: the plan in force.
     marks: positions of the key whose token carries a mark, and the mark (leyline.lineage).
-    spliced: kept rows that have entered the request; from then on its own key finds them again.
+    spliced: kept rows that have entered the request, in order; from then on its own key finds them.
     moved_away: the source's rows were moved, not copied.
     resumed: it had to give way after that; what its key doesn't find is computed.
     counted: the report stands: a request that had to give way is counted once, as SGLang does.
     promised: kept tokens right behind the shared rows, at the last match.
     private: slots of such rows on their way into the request.
     lock: keeps the source from being evicted while rows of it are still to come.
+    doomed: its session has forgotten what it is about meanwhile: what it leaves in the cache is
+    dropped when it ends, and with `scrub` zeroed.
     """
 
     channel: Channel
@@ -51,6 +65,8 @@ class Turn:
     private: Any = None
     lock: Any = None
     begun: bool = False
+    doomed: bool = False
+    scrub: bool = False
     report: Report = field(default_factory=lambda: Report(0, 0, 0, 0))
     payload: dict[str, Any] = field(default_factory=dict)
     _derived: tuple[Lineage, int, Edits] | None = None
@@ -78,16 +94,18 @@ class Turn:
         self.promised = 0
 
     def plan_unsupported(self, length: int, shared: int) -> None:
-        """Prefilled as usual, and said so."""
+        """Prefilled as usual, and said so where a splice was asked for."""
         plain = share_only(length, shared)
-        self.reuse = replace(plain, fallback=Fallback.UNSUPPORTED_FEATURE)
+        fallback = None if self.channel.forgets else Fallback.UNSUPPORTED_FEATURE
+        self.reuse = replace(plain, fallback=fallback)
 
     def plan_from(
         self, lineage: Lineage, held: int, edits: Edits, *, exact: int, source: int, page: int
     ) -> None:
         """Plan from the session's source; counts as in `leyline.reuse.reuse`."""
         self.source = lineage
-        self.reuse = reuse(edits, lineage, exact=exact, source=source, held=held, page=page)
+        whole = reuse(edits, lineage, exact=exact, source=source, held=held, page=page)
+        self.reuse = fewer_runs(whole, MAX_RUNS)
         self.edits = edit_reports(self.channel, edits)
         self.marks = marks_of(lineage.key[: self.reuse.shared]) if self.reuse.from_source else {}
         self.promised = sum(keep.n for keep in self.run_at(self.reuse.shared))
@@ -97,9 +115,7 @@ class Turn:
     @property
     def to_come(self) -> tuple[Keep, ...]:
         """Kept rows that have not entered the request yet."""
-        if self.resumed:
-            return ()
-        return tuple(keep for keep in self.reuse.moved if keep not in self.spliced)
+        return () if self.resumed else self.reuse.moved[len(self.spliced) :]
 
     def run_at(self, at: int) -> tuple[Keep, ...]:
         """Kept rows that follow one another from target position `at` on."""
@@ -116,17 +132,7 @@ class Turn:
 
     def skip(self, run: tuple[Keep, ...], reason: Fallback) -> None:
         """These kept rows can't be had: they are computed."""
-        plan = self.reuse.plan
-        segments: list[Segment] = []
-        for s in plan.segments:
-            s = Compute(s.dst, s.n) if s in run else s
-            last = segments[-1] if segments else None
-            if isinstance(s, Compute) and isinstance(last, Compute):
-                segments[-1] = Compute(last.dst, last.n + s.n)
-            else:
-                segments.append(s)
-        plan = Plan(tuple(segments), plan.target_length, plan.amortized_from)
-        self.reuse = replace(self.reuse, plan=plan, fallback=reason)
+        self.reuse = replace(compute_instead(self.reuse, run), fallback=reason)
 
     def entered(self, run: tuple[Keep, ...], serial: int) -> None:
         """Kept rows have entered the request. The first ones are marked in its key (I1, I8)."""
@@ -227,7 +233,7 @@ class Turn:
         self.counted = True
 
     def _kept_behind(self, edit: EditReport) -> bool:
-        return any(keep.src >= edit.end for keep in self.spliced)
+        return bool(self.spliced) and self.spliced[-1].src >= edit.end
 
 
 def marks_of(key: np.ndarray) -> dict[int, int]:

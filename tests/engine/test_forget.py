@@ -3,9 +3,6 @@ forgot it."""
 
 from __future__ import annotations
 
-import queue
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -28,7 +25,7 @@ from helpers import (
 from leyline.channel import Channel
 from leyline.directive import Directive, Mode
 from leyline.engine.engine import Engine
-from leyline.engine.request import Delta, Done, Event, Request, Started
+from leyline.engine.request import Delta, Request
 from leyline.engine.tree import common_prefix
 
 S = ("", "s")
@@ -269,32 +266,3 @@ def test_forget_what_is_unknown() -> None:
             0,
         )
         assert_same(answer, fresh("llama", prompt, answer.tokens), 1e-4)
-
-
-@pytest.mark.parametrize("scrub", [False, True])
-def test_forget_while_another_request_of_the_session_runs(scrub: bool) -> None:
-    """I5: what the other one has read goes when it ends; it is answered to its end."""
-    rng = np.random.default_rng(3)
-    with engine("llama") as made:
-        prompt = tokens_of(rng, 200)
-        ask(made, prompt, session="s")
-        longer = Request(np.append(prompt[:150], [7, 8, 9]), greedy(60), Channel("s"))
-        begun = threading.Event()
-        ended: queue.Queue[Event] = queue.Queue()
-
-        def on_event(event: Event) -> None:
-            begun.set() if isinstance(event, Started) else ended.put(event)
-
-        made.submit(longer, on_event)
-        assert begun.wait(30)
-        target = np.concatenate([prompt[:50], prompt[120:], [11, 12]])
-        report = ask(made, target, session="s", mode=Mode.FORGET, scrub=scrub).report
-        assert report is not None and report.shared == 50
-        events = [ended.get(timeout=60)]
-        while not isinstance(events[-1], Done):
-            events.append(ended.get(timeout=60))
-        assert sum(len(e.tokens) for e in events if isinstance(e, Delta)) == 60
-        assert np.array_equal(lineage(made).tokens[: len(target)], target)
-        if scrub:
-            assert zeros(made)[0] == 0
-        assert ask(made, prompt).report.shared == 50  # type: ignore[union-attr]

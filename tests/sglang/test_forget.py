@@ -3,6 +3,7 @@ that read it is left for the session."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -202,3 +203,64 @@ def test_without_an_edit(setup: Setup, server: Server, more: int) -> None:
     assert answer.report["forgotten"] > 0
     server.flush()
     assert_same(answer, plain(server, prompt))
+
+
+@pytest.mark.parametrize("branches", [2, 259])
+def test_branches(setup: Setup, server: Server, branches: int) -> None:
+    """I5: all that the session has cached goes, however many ways it went from one trunk on; what
+    it had to give up on the way went before."""
+    if branches > 2 and setup.page > 1:
+        pytest.skip("the same as with pages of one token")
+    trunk = tokens("trunk", 160)
+    for i in range(branches):
+        server.generate([*trunk, *tokens(i, 3, NEW)], 1, {"session": "s"})
+    prompt = [*trunk[:32], *trunk[96:], *tokens("end", 4, NEW)]
+    report = ask(server, prompt, mode="forget", scrub=True).report
+    assert report["kept_by_others"] == 0
+    assert plain(server, [*trunk, 450], 1).cached == 32
+    assert server.slots().add_up
+
+
+def test_a_request_with_prompt_logprobs_is_the_sessions_too(setup: Setup, server: Server) -> None:
+    """I5: nothing is spliced for it, but what it leaves is the session's, and is forgotten; also by
+    such a request itself."""
+    source = tokens("logprobs", 160)
+    for _ in range(2):
+        server.generate(source, 1, {"session": "s"})
+        server.generate(source, 1, {"session": "s"}, return_logprob=True, logprob_start_len=0)
+        forgetting = {"session": "s", "mode": "forget"}
+        prompt = [*source[:32], *source[96:]]
+        more = {"return_logprob": True, "logprob_start_len": 40} if _ else {}
+        report = server.generate(prompt, 1, forgetting, **more).report
+        assert (report["fallback"], report["kept_by_others"]) == (None, 0)
+        assert report["forgotten"] >= 160 - 32 - setup.page
+        assert plain(server, [*source, 450], 1).cached == 32
+        server.flush()
+
+
+@pytest.mark.parametrize("scrub", [False, True])
+def test_while_another_request_of_the_session_runs(
+    setup: Setup, server: Server, scrub: bool
+) -> None:
+    """I5: it is answered to its end, and what it has read is dropped then."""
+    source = tokens(f"runs {scrub}", 160)
+    server.generate(source, 1, {"session": "s"})
+    params = {
+        "max_new_tokens": 400,
+        "ignore_eos": True,
+        "custom_params": {"leyline": {"session": "s"}},
+    }
+    body = {"input_ids": [*source, 450], "sampling_params": params, "stream": True}
+    with server.http.stream("POST", "/generate", json=body) as answer:
+        lines = (line for line in answer.iter_lines() if line)
+        next(lines)  # it runs
+        prompt = [*source[:32], *source[96:], 451]
+        report = ask(server, prompt, 1, mode="forget", scrub=scrub).report
+        *_, last, done = lines
+    assert done == "data: [DONE]"
+    assert len(json.loads(last.removeprefix("data: "))["output_ids"]) == 400
+    # The other one ran on: what it holds could not go at once.
+    assert report["forgotten"] == 0 and report["kept_by_others"] >= 160 - 32
+    assert plain(server, [*source, 452], 1).cached == 32
+    assert ask(server, [*prompt, 453], 1).report["tokens"]["shared"] >= len(prompt) - setup.page
+    assert server.slots().add_up

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from harness import Server, kv_hints
 from hypothesis import given
@@ -349,6 +350,70 @@ def test_several_requests_at_once(server: Server) -> None:
     for i, answer in enumerate(asyncio.run(all_of_them())):
         assert answer.status_code == 200
         assert ("leyline" in answer.text) == (f"request-many-{i}" in answer.text) == bool(i % 2)
+
+
+@pytest.mark.parametrize("token", [-1, 512, 450 + (1 << 32), 2**62])
+def test_a_token_that_the_model_has_not(server: Server, token: int) -> None:
+    """I8: a marked key is made of such tokens; nobody may ask for one."""
+    for leyline in (None, {"session": "request-token"}):
+        answer = server.generate([*IDS, token, 3], leyline=leyline)
+        assert answer.status == 400
+        assert f"{token} is no token of this model (0 to 511)" in answer.error
+    assert server.generate(IDS).status == 200
+
+
+def test_amortized_rows_can_not_be_asked_for_by_their_mark(server: Server) -> None:
+    """I8: nobody else finds edited rows, whatever serial they guess."""
+    server.generate(IDS, leyline={"session": "request-mark"})
+    edited = [*IDS[:10], *IDS[75:]]
+    report = server.generate(edited, leyline={"session": "request-mark"}).report
+    assert report["tokens"]["moved"]
+    for serial in range(1, 40):
+        marked = [*edited, 7]
+        marked[10] += serial << 32
+        assert server.generate(marked).status == 400
+
+
+def test_many_small_edits_take_few_passes(server: Server) -> None:
+    """The longest kept runs enter, no more than 32; the rest is computed, and says no fallback."""
+    rng = np.random.default_rng(5)
+    source = rng.integers(2, 512, 1200).tolist()
+    session = {"session": "request-dense"}
+    server.generate(source, leyline=session)
+    starts = [*range(100, 600, 2), *range(700, 1000, 50)]
+    directives = [
+        {"start": at, "end": at + 1, "replacement": [(source[at] + 1) % 510 + 2]} for at in starts
+    ]
+    target = list(source)
+    for each in directives:
+        target[each["start"]] = each["replacement"][0]
+    answer = server.generate(target, leyline={**session, "directives": directives})
+    report = answer.report
+    # 99 behind 601, then 49 five times and 199 at the end; 25 of the single tokens.
+    long_ones = (700 - 599) + 5 * 49 + (1199 - 951)
+    assert report["fallback"] is None
+    assert report["tokens"]["shared"] == 100
+    assert report["tokens"]["moved"] == long_ones + 32 - 7
+    assert answer.cached == 100 + report["tokens"]["moved"]
+
+
+def test_single_prompt_with_listed_parameters(server: Server) -> None:
+    """As SGLang takes it without the object."""
+    for leyline in (None, {"session": "request-listed"}):
+        body = {"input_ids": IDS, "sampling_params": [custom(leyline, n=2, max_new_tokens=2)]}
+        status, answers = server.post("/generate", body)
+        assert status == 200 and len(answers) == 2
+
+
+def test_object_where_generate_does_not_look(server: Server) -> None:
+    """Not ignored: it would seem to work."""
+    status, answer = server.post("/generate", {"input_ids": IDS, "leyline": {"session": "s"}})
+    assert status == 400
+    assert "goes into sampling_params.custom_params" in answer["error"]["message"]
+    status, answer = server.post(
+        "/encode", {"text": "a", "sampling_params": custom({"session": 1})}
+    )
+    assert status == 400
 
 
 # --- other servers --------------------------------------------------------------------------------

@@ -88,8 +88,18 @@ def test_bounds(small: Sessions) -> None:
         small.remember(lineage(f"s{i}"))
     assert [each.session for each in small.lineages] == ["s2", "s3", "s4"]
     assert small.forget(("o", "s0")) == [] and small.forget(("o", "s3")) == [3]
+    assert small.gone == [(1, [0]), (2, [1])], "their rows are to be dropped"
     small.remember(lineage("long", 19))
     assert [each.session for each in small.lineages] == ["long"]
+
+
+def test_a_number_that_gives_way_gives_up_its_branches(small: Sessions) -> None:
+    """Names that never leave a lineage behind are bounded too."""
+    for i in range(8):
+        small.number(("o", f"s{i}"))
+        small.add_leaf(("o", f"s{i}"), i)
+    assert small.gone == [(1, [0]), (2, [1])]
+    assert small.forget(("o", "s1")) == [] and small.forget(("o", "s2")) == [2]
 
 
 def test_too_long_to_hold(small: Sessions) -> None:
@@ -103,9 +113,11 @@ def test_too_long_to_hold(small: Sessions) -> None:
 
 
 def test_branches(small: Sessions) -> None:
-    """Newest first, each once, not more than so many."""
+    """Newest first, each once, not more than so many; the oldest is given up for a new one."""
+    number = small.number(("o", "s"))
     for leaf in (1, 2, 3, 4, 5, 3):
         small.add_leaf(("o", "s"), leaf)
+    assert small.gone == [(number, [1])]
     assert small.forget(("o", "s")) == [3, 5, 4, 2]
     assert small.forget(("o", "s")) == []
 

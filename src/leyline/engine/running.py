@@ -43,8 +43,7 @@ class Running:
     max_new: int = 0
     produced: int = 0
     aborted: bool = False
-    detached: bool = False  # its session was dropped or forgot: its rows must not be found again
-    scrub: bool = False  # and are zeroed when it ends
+    detached: bool = False  # its session was dropped: its rows must not be found again
     remembered: bool = False
 
     @property

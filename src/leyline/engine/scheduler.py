@@ -197,18 +197,8 @@ class Scheduler:
                 run.emit(Failed(EngineError("no_room", "the prompt does not fit into the cache")))
                 return True
             return False
-        if intent.fresh:
-            self._detach_others(run)
         self._take(run, intent.target, rows)
         return True
-
-    def _detach_others(self, run: Running) -> None:
-        """The session forgets: what its other requests that have begun read must go too (I5)."""
-        assert run.request.channel is not None
-        for other in [*self.running, *self.waiting]:
-            if other is not run and other.user == run.user and other.report is not None:
-                other.detached = True
-                other.scrub = other.scrub or run.request.channel.scrub
 
     def _set_length(self, run: Running, target: np.ndarray) -> None:
         asked = run.request.sampling.length
@@ -370,19 +360,8 @@ class Scheduler:
         if run.produced:
             self._remember(run)
         self._release(run)
-        if run.detached:
-            self._forget_detached(run)
         assert run.report is not None
         run.emit(Done(reason, run.report, run.produced, run.text.stopped_by))
-
-    def _forget_detached(self, run: Running) -> None:
-        """Drop what it held, with all that the session has beside its last sequence."""
-        channel = run.request.channel
-        assert channel is not None
-        lineage = self.store.lineages.get(channel.owner, channel.session)
-        self.store.forget(channel.user, NO_SLOTS if lineage is None else lineage.key)
-        if run.scrub:
-            self.store.scrub()
 
     def _fail(self, run: Running, error: Exception) -> None:
         if run.node is not None:

@@ -1,0 +1,75 @@
+"""The results page: made from result files alone, and honest about those that are missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from leyline.proof.index import text, write
+from leyline.verify.report import write as write_report
+from leyline.verify.run import Options, run
+from leyline.verify.subject import load
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+def test_nothing_run(tmp_path: Path) -> None:
+    page = write(tmp_path)
+    assert page == tmp_path / "README.md"
+    claims = [line for line in page.read_text().splitlines() if line.startswith("| ")][2:]
+    assert len(claims) == 6
+    assert all("not run" in line or "not measured" in line for line in claims)
+
+
+def test_a_model_that_was_verified(tmp_path: Path) -> None:
+    subject = load("moonlight", "moonlight", 0.05)
+    with subject.engine:
+        found = run(subject, Options(only=("rows", "drift"), quick=True)).as_json()
+    write_report(found, tmp_path / "verify", "leyline verify moonlight")
+    assert "holds on 1 of 1" in text(tmp_path)
+    file = tmp_path / "verify" / "moonlight.json"
+    file.write_text(json.dumps({**found, "passed": False}))
+    assert "holds on 0 of 1" in text(tmp_path)
+
+
+def test_replay_numbers(tmp_path: Path) -> None:
+    """Signs, pooling over concurrencies, and what is saved a call."""
+
+    def compared(c: int, arm: str, beside: str, same: int, points: float) -> dict[str, object]:
+        return {
+            "concurrency": c,
+            "arm": arm,
+            "beside": beside,
+            "points": points,
+            "e2e": 0.5,
+            "e2e_saved_s": 2.0,
+            "same_first": same,
+            "known": 20,
+        }
+
+    found = {
+        "comparisons": [
+            compared(c, *pair)
+            for c in (1, 4)
+            for pair in (
+                ("truncate", "append", 15, -3.0),
+                ("splice", "append", 19 if c == 1 else 17, 1.0),
+                ("splice", "truncate", 16, 11.0 + c),
+            )
+        ],
+        "lines": [{"concurrency": c, "compared": 20} for c in (1, 4)],
+    }
+    folder = tmp_path / "mechanism-nano"
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps(found))
+    page = text(tmp_path)
+    assert "C = 1, 4 | +11.2 points, C = 1, 4, 8, 16 | +12.0, +15.0 points" in page
+    assert "100, 100 ms a call saved" in page
+    assert "splice 90.0% of 40; fresh prefill of the edited prompt 75.0%" in page
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="make proof has not been run")
+def test_the_page_is_that_of_the_results() -> None:
+    assert (RESULTS / "README.md").read_text() == text(RESULTS)

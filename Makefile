@@ -50,14 +50,17 @@ test-sglang: $(SGLANG)/.ready
 
 proof: $(VENV)/.ready $(SGLANG)/.ready
 	@mkdir -p $(RESULTS)
-	@set -e; for model in $(VERIFIED); do \
-	  $(VENV)/bin/leyline verify $$model $(QUICK) --out $(RESULTS)/verify; done
+	@failed=; for model in $(VERIFIED); do \
+	  $(VENV)/bin/leyline verify $$model $(QUICK) --out $(RESULTS)/verify || failed="$$failed $$model"; done; \
+	  echo "$$failed" > $(RESULTS)/.failed
 	$(PY) -m leyline.proof growth $(QUICK) --out $(RESULTS)
 	$(PY) -m leyline.proof model $(QUICK) --out $(RESULTS)
 	$(SGLANG)/bin/python -m leyline.proof peers $(QUICK) --out $(RESULTS)
 	$(SGLANG)/bin/python -m leyline.proof mechanism nano $(QUICK) --out $(RESULTS)
 	$(SGLANG)/bin/python -m leyline.proof mechanism smollm2 $(QUICK) --out $(RESULTS)
 	$(PY) -m leyline.proof index $(RESULTS)
+	@failed="$$(cat $(RESULTS)/.failed)"; rm $(RESULTS)/.failed; \
+	  [ -z "$$failed" ] || { echo "leyline verify: not all holds on$$failed" >&2; exit 1; }
 
 env: $(VENV)/.ready ; @:
 deps: $(VENV)/.deps ; @:

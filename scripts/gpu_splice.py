@@ -199,7 +199,7 @@ def on_paper(edit: Edit, gpu: str, chunk: int) -> dict[str, float] | None:
     model, where, assumed = deepseek_v2_lite(), Where(known[0]), Assumed(chunk=chunk, passes=1)
     splice = splice_seconds(model, where, assumed, edit)
     return {
-        "prefill_s": prefill_seconds(model, where, assumed, edit.prompt),
+        "prefill_s": prefill_seconds(model, where, assumed, edit.prompt, edit.start),
         "splice_s": splice.total,
         "rows_s": splice.rows,
     }

@@ -1,6 +1,6 @@
 """Train `nano`, a DeepSeek-V2 (MLA) language model of four million parameters, on a CPU.
 
-    python scripts/train_nano.py OUT        about an hour; OUT gets what src/leyline/models/nano has
+    python scripts/train_nano.py OUT        about an hour; OUT gets what src/leyline/data/nano has
 
 The widths of its cache rows are those of the real models (latent 512, rotary 64, YaRN), so that the
 MLA kernels of SGLang and vLLM take it. The text is the Python standard library's; nano_corpus.py.

@@ -67,7 +67,7 @@ def test_replay_numbers(tmp_path: Path) -> None:
     page = text(tmp_path)
     assert "C = 1, 4 | +11.2 points, C = 1, 4, 8, 16 | +12.0, +15.0 points" in page
     assert "100, 100 ms a call saved" in page
-    assert "splice 90.0% of 40; fresh prefill of the edited prompt 75.0%" in page
+    assert "splice 90.0% of 20 calls; fresh prefill of the edited prompt 75.0%" in page
 
 
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="make proof has not been run")

@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leyline.models.nano import nano_path
-from leyline.replay.turns import encode
+from leyline.replay.turns import encode, turns_of
+from leyline.verify.answers import Arm, _replay, shortest
 from leyline.verify.run import Options, run
 from leyline.verify.subject import Subject, load
 
@@ -75,6 +77,20 @@ def test_reads_its_context(model: Any, tokenizer: Any) -> None:
     with_ = _loss(model, tokenizer, asked("quux/marvel.py:731:def zorbalize(item):"), said)
     without = _loss(model, tokenizer, asked("[evicted: old tool output]"), said)
     assert with_ < 0.7 * without
+
+
+def test_likelihood_of_an_answer(subject: Subject, model: Any) -> None:
+    """That of Transformers' own forward over prompt and answer."""
+    session = shortest(1)[0]
+    said = list(_replay(subject, session, Arm("full", edited=False, session=False), 2))
+    for each, turn in zip(said, turns_of(subject.tokenizer, session, keep=99)[:2], strict=True):
+        whole = np.concatenate([turn.prompt, turn.answer])
+        with torch.inference_mode():
+            logits = model(input_ids=torch.from_numpy(whole)[None]).logits[0]
+        behind = logits[len(turn.prompt) - 1 : -1].double().log_softmax(-1)
+        nll = -behind[range(len(turn.answer)), list(turn.answer)].sum()
+        assert each.nll == pytest.approx(float(nll), rel=0.02)  # bf16 against fp32
+        assert each.tokens == len(turn.answer)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Unit = Literal["ratio", "share", "tokens", "count", "nats", "s"]
+Unit = Literal["ratio", "share", "tokens", "count", "nats", "plain", "s"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Row:
                 return f"{value:.0f} tokens"
             case "count":
                 return f"{value:.0f}"
-            case "nats":
+            case "nats" | "plain":
                 return f"{value:.3g}"
             case "share":
                 return f"{value:.1%}"

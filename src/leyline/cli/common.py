@@ -118,6 +118,11 @@ def check_writable(*files: Path | None) -> None:
             fail(f"{file}: {'is a folder' if file.is_dir() else 'its folder does not exist'}")
 
 
+def without_folder(word: str) -> str:
+    """A word of a command line for a page: of an absolute path its last part."""
+    return Path(word).name if Path(word).is_absolute() else word
+
+
 def write_json(file: Path, value: dict[str, Any]) -> None:
     file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     out.print(f"JSON: {file}", highlight=False)

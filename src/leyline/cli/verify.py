@@ -20,6 +20,7 @@ from leyline.cli.common import (
     model_path,
     out,
     progress,
+    without_folder,
     write_json,
 )
 
@@ -82,7 +83,7 @@ def verify(
         if folder is not None:
             from leyline.verify.report import write
 
-            line = shlex.join(["leyline", *sys.argv[1:]])
+            line = shlex.join(["leyline", *map(without_folder, sys.argv[1:])])
             out.print(f"Report: {write(found.as_json(), folder, line)}", highlight=False)
         if not found.passed:
             raise typer.Exit(1)
@@ -100,3 +101,5 @@ def _show(found: Verified) -> None:
     found.results.show(out, f"{sum(found.seconds.values()):.0f} s")
     for name, why in found.skipped.items():
         out.print(f"Left out: {name}: {why}.", highlight=False)
+    for name, why in found.failed.items():
+        out.print(f"Came to nothing: {name}: {why}.", highlight=False, markup=False)

@@ -245,10 +245,12 @@ def _attention(model: Model, where: Where, assumed: Assumed, tokens: int, contex
     return max(arithmetic, read / (where.gpu.bytes_s * assumed.weights))
 
 
-def prefill_seconds(model: Model, where: Where, assumed: Assumed, tokens: int) -> float:
-    """All of a prompt, a chunk after the other."""
-    ends = [*range(assumed.chunk, tokens, assumed.chunk), tokens]
-    starts = [0, *ends[:-1]]
+def prefill_seconds(
+    model: Model, where: Where, assumed: Assumed, tokens: int, shared: int = 0
+) -> float:
+    """A prompt of which the first `shared` tokens are cached, a chunk after the other."""
+    ends = [*range(shared + assumed.chunk, tokens, assumed.chunk), tokens]
+    starts = [shared, *ends[:-1]]
     return sum(
         pass_seconds(model, where, assumed, end - start, end)
         for start, end in zip(starts, ends, strict=True)

@@ -169,7 +169,7 @@ def check(growth: Mapping[str, Any]) -> list[Checked]:
         edit = Edit(**row["edit"])
         way: Way = "move" if row["way"] == "moved" else "copy"
         spliced = splice_seconds(model, Where(machine), assumed, edit, way)
-        whole = prefill_seconds(model, Where(machine), assumed, edit.prompt)
+        whole = prefill_seconds(model, Where(machine), assumed, edit.prompt, edit.start)
         if row["kind"] == "replace":
             found.append(
                 Checked(

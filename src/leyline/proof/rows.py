@@ -35,9 +35,9 @@ class Shape:
 
 SHAPES = (
     Shape("DeepSeek-V2-Lite", 27, True),
-    Shape("Moonlight-16B-A3B", 27, False),
-    Shape("JoyAI-LLM Flash", 40, False),
-    Shape("GLM-4.7-Flash", 47, False),
+    Shape("Moonlight-16B-A3B", 27, True),
+    Shape("JoyAI-LLM Flash", 40, True),
+    Shape("GLM-4.7-Flash", 47, True),
 )
 """Layers as published in configs and model cards."""
 

@@ -46,7 +46,8 @@ _COMPARED = (
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All of a replay. settings: what was asked for. machine: where the client ran."""
+    """All of a replay. settings: what was asked for. cut_short: what ended it before all runs were
+    made. machine: where the client ran."""
 
     server: Server
     settings: dict[str, Any]
@@ -54,6 +55,7 @@ class Results:
     lines: tuple[Line, ...]
     comparisons: tuple[Comparison, ...]
     errors: dict[str, int] = field(default_factory=dict)
+    cut_short: str | None = None
     machine: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -73,6 +75,7 @@ class Results:
             "lines": [asdict(line) for line in self.lines],
             "comparisons": compared,
             "errors": self.errors,
+            "cut_short": self.cut_short,
             "notes": self.notes(),
             "runs": [asdict(run) for run in self.runs],
         }
@@ -143,6 +146,8 @@ def _about_the_server(results: Results) -> list[str]:
 
 def _about_calls(results: Results) -> list[str]:
     notes = []
+    if results.cut_short is not None:
+        notes.append(f"Not all runs were made. What ended it: {results.cut_short}.")
     for line in results.lines:
         if line.compared < line.calls:
             notes.append(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 from leyline.replay.arms import ARMS, SESSIONS, Arm, Job, jobs_of
-from leyline.replay.ceiling import ceiling
+from leyline.replay.ceiling import Call, ceiling
 from leyline.replay.client import Client
 from leyline.replay.loop import Run, Settings, run_arm
 from leyline.replay.numbers import comparisons_of, errors_of, lines_of
@@ -57,11 +58,11 @@ def replay_on(
     with Client(url, key) as client:
         server = look(client, model)
         arms = _arms(options.arms, server)
-        runs = tuple(_runs(client, server, jobs, arms, options, on_run))
-    marks = (_mark(0), _mark(MARKS - 1)) if server.flush is None else ("", "")
-    ceilings = {}
-    if tokenizer is not None:
-        ceilings = {arm: ceiling(tokenizer, jobs, arm, options.keep, marks) for arm in arms}
+        marks = (_mark(0), _mark(MARKS - 1)) if server.flush is None else ("", "")
+        ceilings = {}
+        if tokenizer is not None:
+            ceilings = _ceilings(tokenizer, jobs, arms, options.keep, marks)
+        runs, cut_short = _runs(client, server, jobs, arms, options, on_run)
     lines = lines_of(runs, ceilings)
     settings = asdict(options) | {
         "arms": arms,
@@ -70,7 +71,18 @@ def replay_on(
         "calls": sum(len(job.calls) for job in jobs),
     }
     compared = comparisons_of(runs, lines)
-    return Results(server, settings, runs, tuple(lines), tuple(compared), errors_of(runs))
+    errors = errors_of(runs)
+    return Results(server, settings, runs, tuple(lines), tuple(compared), errors, cut_short)
+
+
+def _ceilings(
+    tokenizer: Any, jobs: list[Job], arms: Sequence[Arm], keep: int, marks: tuple[str, str]
+) -> dict[Arm, dict[Call, tuple[int, int]]]:
+    try:
+        return {arm: ceiling(tokenizer, jobs, arm, keep, marks) for arm in arms}
+    except Exception as trouble:  # templates raise whatever they like
+        what = f"the tokenizer's chat template can't render the sessions: {trouble}"
+        raise ValueError(what) from trouble
 
 
 def _arms(asked: tuple[Arm, ...], server: Server) -> tuple[Arm, ...]:
@@ -92,23 +104,26 @@ def _runs(
     arms: Sequence[Arm],
     options: Options,
     on_run: Callable[[Arm, int, int], Callable[[], None]],
-) -> list[Run]:
+) -> tuple[tuple[Run, ...], str | None]:
+    """The finished runs, and why there are no more: hours of calls are not to be lost for it."""
     # Names and marks are new in every run, also beside those of an earlier replay.
     began = int(time.time())
     calls = sum(len(job.calls) for job in jobs)
     runs: list[Run] = []
-    for concurrency in options.concurrency:
-        for arm in arms:
-            number = began + len(runs)
-            mark = ""
-            if server.flush is None:
-                mark = _mark(number)
-            else:
+    for concurrency, arm in product(options.concurrency, arms):
+        number = began + len(runs)
+        mark = "" if server.flush else _mark(number)
+        name = f"replay-{number}-{arm}-{concurrency}"
+        settings = Settings(arm, concurrency, options.keep, options.gaps, mark, name)
+        try:
+            if server.flush is not None:
                 empty(client, server.flush)
-            name = f"replay-{number}-{arm}-{concurrency}"
-            settings = Settings(arm, concurrency, options.keep, options.gaps, mark, name)
             runs.append(run_arm(client, jobs, settings, on_run(arm, concurrency, calls)))
-    return runs
+        except (Exception, KeyboardInterrupt) as trouble:
+            if not runs:
+                raise
+            return tuple(runs), f"{arm} at {concurrency}: {trouble or type(trouble).__name__}"
+    return tuple(runs), None
 
 
 def _mark(number: int) -> str:

@@ -110,7 +110,10 @@ def _say(
     whole = np.concatenate([turn.prompt, turn.answer[:-1]])
     key = whole if channel is None else session_key(engine, channel.session)
     if len(key) != len(whole) or answer.report is None:
-        raise RuntimeError(f"session {session}, turn {i}: the answer was not cached; more memory?")
+        raise RuntimeError(f"session {session}, turn {i}: its answer was not cached: more --memory")
+    if answer.report.fallback is not None:
+        why = answer.report.fallback
+        raise RuntimeError(f"session {session}, turn {i}: not spliced ({why}): more --memory")
     behind = logits(engine, key, len(turn.prompt) - 1)
     nll = -float(_chosen(behind.double().log_softmax(-1), turn.answer).sum())
     first = int(behind[0].argmax())
@@ -149,7 +152,7 @@ def _rows(found: Found) -> list[Row]:
     fit = {(s.session, s.turn) for s in edited[FULL]}
     both = {n: [s for s in said if (s.session, s.turn) in fit] for n, said in edited.items()}
     if not fit:
-        return []
+        raise RuntimeError("no turn with an edit fits the model with its full context")
     nll = {name: mean_nll(said) for name, said in both.items()}
     every = {name: mean_nll(said) for name, said in edited.items() if name != FULL}
     agree = {name: _agreement(said, both[FULL]) for name, said in both.items()}

@@ -50,11 +50,11 @@ def run(subject: Subject, splices: Sequence[int], say: Callable[[str], None]) ->
             "drift.once",
             "relative L2 error of rotary columns in bf16 after one splice (paper's bound: 4.7e-3)",
             ours[0],
-            unit="nats",
+            unit="plain",
             at_most=PAPER,
             details=details,
         ),
-        Row("drift.last", f"the same after {last} splices in a row", ours[-1], unit="nats"),
+        Row("drift.last", f"the same after {last} splices in a row", ours[-1], unit="plain"),
         Row(
             "drift.growth",
             "exponent of its growth with the number of splices (1: linear)",
@@ -71,7 +71,7 @@ def run(subject: Subject, splices: Sequence[int], say: Callable[[str], None]) ->
             "drift.fp32",
             f"relative L2 error in a cache of fp32 after {last} splices",
             curves["fp32, stored in fp32"][-1],
-            unit="nats",
+            unit="plain",
             at_most=1e-4,
         ),
     ]

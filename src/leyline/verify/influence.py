@@ -18,7 +18,7 @@ from leyline.directive import Mode
 from leyline.verify.look import logits, prefill, session_key
 from leyline.verify.subject import Subject
 
-SOURCE, START, SPAN, STUB = 320, 60, 120, 6
+SOURCE, START, SPAN, STUB = 640, 60, 120, 6
 PHRASE = 8
 CLEAR = 0.1
 """Nats by which both must prefer their own first token: less is within the noise of bf16."""
@@ -150,8 +150,10 @@ def divergence(of: Tensor, from_: Tensor) -> float:
 
 
 def _rows(kind: str, found: Found) -> list[Row]:
+    name = f"influence.{kind.replace(' ', '_')}"
     if not found.apart[kind]:
-        return []
+        what = f"prompts found on which the span decides ({kind}, {found.tried[kind]} searched)"
+        return [Row(f"{name}.found", what, 0, unit="count")]
     sides = found.sides[kind]
     apart = found.apart[kind]
     about = f"{kind}, {len(apart)} of {found.tried[kind]} prompts searched"
@@ -169,7 +171,6 @@ def _rows(kind: str, found: Found) -> list[Row]:
             for width, s in sides.items()
         },
     }
-    name = f"influence.{kind.replace(' ', '_')}"
     splice, all_ = sides["0"], sides["all"]
     return [
         Row(

@@ -34,6 +34,7 @@ def markdown(found: Found, command: str, pictures: list[str]) -> str:
         *_answers(found),
         *[f"![{Path(name).stem.replace('-', ' ')}]({name})" for name in pictures],
         *[f"Left out: {name}: {why}." for name, why in found["skipped"].items()],
+        *[f"**Came to nothing:** {name}: {why}." for name, why in found["failed"].items()],
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 

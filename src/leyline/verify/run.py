@@ -11,6 +11,7 @@ from typing import Any
 from leyline.bench.bed import machine
 from leyline.bench.results import Results
 from leyline.bench.row import Row
+from leyline.channel import EngineError
 from leyline.verify import answers, drift, forget, influence, kept_rows
 from leyline.verify.facts import facts
 from leyline.verify.subject import Subject
@@ -29,22 +30,25 @@ class Options:
 
 @dataclass(slots=True)
 class Verified:
-    """Everything found out about a model. seconds: of each measurement."""
+    """Everything found out about a model. skipped: measurements that it has no use for; failed:
+    those that came to nothing; each with the reason. seconds: of each measurement."""
 
     results: Results
     facts: dict[str, Any]
     skipped: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
-        return all(row.met is not False for row in self.results.rows)
+        return not self.failed and all(row.met is not False for row in self.results.rows)
 
     def as_json(self) -> dict[str, Any]:
         return {
             **self.results.as_json(),
             "facts": self.facts,
             "skipped": self.skipped,
+            "failed": self.failed,
             "seconds": self.seconds,
             "passed": self.passed,
         }
@@ -62,7 +66,10 @@ def run(
             continue
         began = time.monotonic()
         say(name, "")
-        found.results.rows += MEASUREMENTS[name](subject, options, partial(say, name))
+        try:
+            found.results.rows += MEASUREMENTS[name](subject, options, partial(say, name))
+        except (RuntimeError, EngineError) as trouble:
+            found.failed[name] = str(trouble)
         found.seconds[name] = round(time.monotonic() - began, 1)
     subject.engine.reset()
     return found
@@ -72,7 +79,7 @@ def _pointless(name: str, subject: Subject) -> str:
     if name == "drift" and subject.engine.layout.rope is None:
         return "nothing rotates in this model"
     if name == "answers" and not subject.speaks:
-        return "needs a model with a tokenizer, a chat template and trained weights"
+        return "needs a tokenizer with a chat template that takes tool outputs"
     return ""
 
 

@@ -10,18 +10,18 @@ import numpy as np
 import torch
 
 from leyline.engine.engine import Config, Engine
-from leyline.replay.turns import encode
+from leyline.replay.turns import encode, render
 from leyline.tiny import TINY, tiny_model
 from leyline.traces import load_traces
 
-LONGEST = 512
+LONGEST = 768
 """Tokens of the longest prompt, recorded sessions aside."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
     """A model in an engine. text: tokens to cut prompts from, int64: real conversation where the
-    model has a tokenizer and real weights, else random."""
+    model has a tokenizer, else random."""
 
     name: str
     engine: Engine
@@ -34,8 +34,8 @@ class Subject:
 
     @property
     def speaks(self) -> bool:
-        """Whether what it says can mean something."""
-        return self.tokenizer is not None
+        """Whether it can be asked to go on with a recorded session."""
+        return self.tokenizer is not None and renders(self.tokenizer)
 
 
 def load(name: str, source: Path | str, memory_gib: float, dtype: str = "auto") -> Subject:
@@ -56,10 +56,9 @@ def load(name: str, source: Path | str, memory_gib: float, dtype: str = "auto") 
             f"{name}: prompts of {LONGEST} tokens are tried, but {memory_gib} GiB hold and the "
             f"model takes {engine.max_tokens}; give more --memory if the model takes more"
         )
-    tokenizer = engine.tokenizer
-    if tokenizer is None or tokenizer.chat_template is None:
+    if engine.tokenizer is None:
         return Subject(name, engine, None, random_text(engine.vocab_size))
-    return Subject(name, engine, tokenizer, conversation(tokenizer))
+    return Subject(name, engine, engine.tokenizer, conversation(engine.tokenizer))
 
 
 def is_tiny(name: str) -> bool:
@@ -71,10 +70,20 @@ def random_text(vocab_size: int, n: int = 100_000) -> np.ndarray:
 
 
 def conversation(tokenizer: Any) -> np.ndarray:
-    """The shipped sessions as one text; short ones first."""
+    """The six shortest shipped sessions as one text, rendered by the model's template if it has one
+    that takes them."""
     sessions = sorted(load_traces(), key=lambda s: sum(len(m["content"]) for m in s.messages))
-    texts = [
-        tokenizer.apply_chat_template(list(session.messages), tokenize=False)
-        for session in sessions[:6]
-    ]
+    if renders(tokenizer):
+        texts = [render(tokenizer, list(session.messages)) for session in sessions[:6]]
+    else:
+        texts = [m["content"] + "\n" for session in sessions[:6] for m in session.messages]
     return encode(tokenizer, "".join(texts))
+
+
+def renders(tokenizer: Any) -> bool:
+    """Whether the chat template takes tool outputs. Templates raise whatever they like."""
+    try:
+        render(tokenizer, list(load_traces()[0].messages[:3]))
+    except Exception:
+        return False
+    return True

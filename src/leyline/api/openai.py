@@ -209,12 +209,12 @@ R = TypeVar("R", bound=Common)
 
 def parse_chat(body: object) -> ChatRequest:
     """A chat request from untrusted data. Raises FieldError."""
-    return _with_leyline(parse(ChatRequest, _supported(body)))
+    return with_leyline(parse(ChatRequest, supported(body, UNSUPPORTED)))
 
 
 def parse_completion(body: object) -> CompletionRequest:
     """A completion request from untrusted data. Raises FieldError."""
-    request = _with_leyline(parse(CompletionRequest, _supported(body)))
+    request = with_leyline(parse(CompletionRequest, supported(body, UNSUPPORTED)))
     if request.channel is not None and request.channel.policy is not None:
         raise FieldError("leyline.policy", "edits messages, and a completion has none.")
     return request
@@ -243,17 +243,21 @@ def check_template_kwargs(kwargs: Mapping[str, Any], field: str = "chat_template
             raise FieldError(f"{field}.{key}", "is not for the chat template to take.")
 
 
-def _with_leyline(request: R) -> R:
+def with_leyline(request: R) -> R:
+    """The request, its `leyline` object checked. Raises FieldError."""
     if request.leyline is not None:
         request.leyline = parse_leyline(request.leyline)
     return request
 
 
-def _supported(body: object) -> object:
-    """The body, if it asks for nothing that would have to be ignored."""
+def supported(body: object, unsupported: Mapping[str, tuple[object, ...]]) -> object:
+    """The body, if it asks for nothing that would have to be ignored. Raises FieldError.
+
+    unsupported: fields, each with the values that change nothing.
+    """
     if not isinstance(body, dict):
         return body
-    for name, neutral in UNSUPPORTED.items():
+    for name, neutral in unsupported.items():
         value = body.get(name)
         if value is None or any(_same(value, each) for each in neutral):
             continue

@@ -7,7 +7,7 @@ import time
 from fastapi import FastAPI
 
 from leyline.engine.engine import Engine
-from leyline.server import chat, completions, health, sessions
+from leyline.server import chat, completions, health, messages, sessions
 from leyline.server.auth import AuthMiddleware, Keys
 from leyline.server.errors import install
 from leyline.server.limits import OpenRequestsMiddleware, Settings
@@ -33,6 +33,6 @@ def create_app(engine: Engine, settings: Settings | None = None) -> FastAPI:
     app.add_middleware(AuthMiddleware, keys=Keys(settings.api_keys))
     app.add_middleware(MetricsMiddleware, metrics=state.metrics)
     install(app)
-    for part in (health, chat, completions, sessions):
+    for part in (health, chat, completions, messages, sessions):
         app.include_router(part.router)
     return app

@@ -25,16 +25,21 @@ class Keys:
                 raise ValueError("an API key must not be empty")
             self._digests.append(_digest(key))
 
-    def owner(self, authorization: str | None) -> str:
+    def owner(self, authorization: str | None, api_key: str | None = None) -> str:
         """Who asks: the key's SHA-256, "" on a server without keys. Raises ApiError 401.
 
-        Sessions belong to it, so that no key sees another's.
+        api_key: the header `x-api-key`, looked at if there is no `Authorization`. Sessions belong
+        to the owner, so that no key sees another's.
         """
         if not self._digests:
             return ""
+        if authorization is None and api_key is not None:
+            authorization = f"Bearer {api_key}"
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
-            raise _refused("an API key is needed: send it as 'Authorization: Bearer …'")
+            raise _refused(
+                "an API key is needed: send it as 'Authorization: Bearer …' or 'x-api-key: …'"
+            )
         given = _digest(key.strip())
         # All of them every time: how long it takes tells nothing of the keys.
         known = [hmac.compare_digest(given, each) for each in self._digests]
@@ -53,7 +58,8 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
-                owner = self.keys.owner(Headers(scope=scope).get("authorization"))
+                headers = Headers(scope=scope)
+                owner = self.keys.owner(headers.get("authorization"), headers.get("x-api-key"))
             except ApiError as error:
                 await error.response()(scope, receive, send)
                 return

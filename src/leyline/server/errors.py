@@ -1,4 +1,4 @@
-"""Every error, as the OpenAI API has it."""
+"""Every error, as the OpenAI API has it; under /v1/messages as Anthropic's has it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from leyline.api.anthropic_answers import AnthropicError, AnthropicProblem
 from leyline.api.errors import FieldError, join
 from leyline.api.openai_answers import ErrorAnswer, Problem
 from leyline.channel import EngineError, Fallback, StrictFallback
@@ -18,6 +20,15 @@ from leyline.policy import PolicyError
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    # What Anthropic's API calls an error of a status.
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 _TRY_AGAIN = {"Retry-After": "1"}
 _DONT_RETRY = {"x-should-retry": "false"}  # the official clients retry a 409 otherwise
 
@@ -43,10 +54,29 @@ class ApiError(Exception):
         )
         return ErrorAnswer(error=problem).model_dump_json().encode()
 
+    def anthropic_body(self) -> bytes:
+        """The error object of Anthropic's API."""
+        kind = _ANTHROPIC_TYPES.get(self.status, INVALID if self.status < 500 else "api_error")
+        problem = AnthropicProblem(type=kind, message=_clean(self.message))
+        return AnthropicError(error=problem).model_dump_json().encode()
+
     def response(self) -> Response:
-        return Response(
-            self.body(), self.status, headers=self.headers, media_type="application/json"
-        )
+        return ErrorResponse(self)
+
+
+class ErrorResponse(Response):
+    """An error in the shape that the clients of the path expect."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(status_code=error.status)
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._error
+        anthropic = f"{scope['path']}/".startswith(f"{_ANTHROPIC_PATH}/")
+        body = error.anthropic_body() if anthropic else error.body()
+        answer = Response(body, error.status, error.headers, media_type="application/json")
+        await answer(scope, receive, send)
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -12,10 +12,10 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from leyline.channel import EngineError, StrictFallback
+from leyline.channel import EngineError, Report, StrictFallback
 from leyline.engine.engine import Engine, Handle
 from leyline.engine.request import Delta, Done, Event, Failed, Logprob, Request, Started
-from leyline.server.errors import named
+from leyline.server.errors import ApiError, named
 from leyline.server.metrics import Metrics
 
 log = logging.getLogger("leyline.server")
@@ -32,6 +32,42 @@ class Surface(Protocol):
     def whole(self, text: str, logprobs: list[Logprob], done: Done) -> BaseModel:
         """The whole answer."""
         ...
+
+
+class Framing(Protocol):
+    """What a stream of server-sent events is, beside the surface's own chunks."""
+
+    def opening(self, report: Report) -> bytes:
+        """The events in front."""
+        ...
+
+    def event(self, chunk: BaseModel) -> bytes:
+        """A chunk as an event."""
+        ...
+
+    def closing(self) -> bytes:
+        """The events behind."""
+        ...
+
+    def error(self, error: ApiError) -> bytes:
+        """The event that ends a stream which failed."""
+        ...
+
+
+class OpenAIFraming:
+    """Events without a name, the last one is [DONE]."""
+
+    def opening(self, report: Report) -> bytes:
+        return b""
+
+    def event(self, chunk: BaseModel) -> bytes:
+        return b"data: " + chunk.model_dump_json().encode() + b"\n\n"
+
+    def closing(self) -> bytes:
+        return b"data: [DONE]\n\n"
+
+    def error(self, error: ApiError) -> bytes:
+        return b"data: " + error.body() + b"\n\n"
 
 
 class ClientGone(Exception):
@@ -113,16 +149,19 @@ class EngineResponse(Response):
         surface: Surface,
         *,
         stream: bool = False,
+        framing: Framing | None = None,
         prefix: str = "leyline",
         prompt: str = "prompt",
     ) -> None:
-        """prefix, prompt: what edits and the prompt are called in the request, for errors."""
+        """framing: of a streamed answer, by default OpenAI's.
+        prefix, prompt: what edits and the prompt are called in the request, for errors."""
         super().__init__()
         self._engine = engine
         self._metrics = metrics
         self._request = request
         self._surface = surface
         self._stream = stream
+        self._framing = framing or OpenAIFraming()
         self._prefix = prefix
         self._prompt = prompt
 
@@ -154,16 +193,20 @@ class EngineResponse(Response):
         async with self._events() as events:
             event = await events.next()
             await send(_STREAM_START)
+            framing = self._framing
             try:
+                if isinstance(event, Started) and (opening := framing.opening(event.report)):
+                    await send(_data(opening))
                 while not isinstance(event, Done):
                     event = await events.next()
                     if not isinstance(event, Started):
                         for chunk in self._surface.chunks(event):
-                            await send(_data(chunk.model_dump_json().encode()))
-                await send(_data(b"[DONE]"))
+                            await send(_data(framing.event(chunk)))
+                if closing := framing.closing():
+                    await send(_data(closing))
             except Exception as error:  # too late for a status
                 log.warning("a streamed answer failed: %s", error)
-                await send(_data(named(error, self._prefix, self._prompt).body()))
+                await send(_data(framing.error(named(error, self._prefix, self._prompt))))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -202,4 +245,4 @@ _STREAM_START = {
 
 
 def _data(body: bytes) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": True}
+    return {"type": "http.response.body", "body": body, "more_body": True}

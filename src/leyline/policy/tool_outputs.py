@@ -1,0 +1,90 @@
+"""`clear_tool_outputs`: old results of tools give way to a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leyline.policy.base import policy
+from leyline.policy.look import Look, clear_input, output_of, put_output
+from leyline.policy.options import NAMES, TEXT, YES_NO_NAMES, maybe, one_of, whole
+from leyline.policy.results import is_evicted
+from leyline.policy.turns import Message, Use
+
+PLACEHOLDER = "[evicted: old tool output]"
+MANY = "[evicted: {n} old tool outputs]"
+REST = "[evicted]"
+INPUT = "[evicted]"
+
+
+@policy(
+    keep=(whole(0), "how many of the newest stay"),
+    by=(one_of("outputs", "turns"), "what `keep` counts: results, or assistant's turns with any"),
+    placeholder=(maybe(TEXT), "what stands for each; null: Leyline's words, with the number"),
+    exclude=(NAMES, "tools whose results always stay, and don't count"),
+    trigger_tokens=(maybe(whole(0)), "clear only when the conversation has more tokens than this"),
+    trigger_uses=(maybe(whole(0)), "clear only when more results than this are not cleared yet"),
+    at_least=(whole(0), "clear only if that frees so many tokens"),
+    inputs=(YES_NO_NAMES, "clear the arguments of these calls too: of all, or of some tools"),
+)
+def clear_tool_outputs(
+    messages: list[Message],
+    look: Look,
+    *,
+    keep: int = 2,
+    by: str = "outputs",
+    placeholder: str | None = None,
+    exclude: Sequence[str] = (),
+    trigger_tokens: int | None = None,
+    trigger_uses: int | None = None,
+    at_least: int = 0,
+    inputs: bool | Sequence[str] = False,
+) -> list[Message]:
+    """Replace all but the newest `keep` tool outputs; either trigger, if there are any, is enough.
+
+    Leyline's own words are `[evicted: 3 old tool outputs]` at the first of three that one decision
+    cleared and `[evicted]` at the others. A decision is never made anew, so its number stays; a
+    count of all that is gone would change with each, and with it the tokens behind.
+    """
+    turns = [[use for use in unit.uses if use.result] for unit in look.units(messages)]
+    turns = [[use for use in turn if use.name not in exclude] for turn in turns]
+    groups = [turn for turn in turns if turn]
+    if by == "outputs":
+        groups = [[use] for turn in groups for use in turn]
+    live = [use for group in groups for use in group if not _is_clear(messages, use, placeholder)]
+    new = {id(use) for group in groups[max(0, len(groups) - keep) :] for use in group}
+    old = [use for use in live if id(use) not in new]
+    if not old or not _fires(messages, look, len(live), trigger_tokens, trigger_uses):
+        return messages
+    edited = list(messages)
+    for i, use in enumerate(old):
+        assert use.result is not None
+        put_output(edited, use.result, _words(placeholder, i, len(old)), look)
+        if use.call is not None and (inputs is True or (inputs and use.name in inputs)):
+            clear_input(edited, use.call, INPUT, look)
+    if at_least and look.tokens(messages) - look.tokens(edited) < at_least:
+        return messages
+    return edited
+
+
+def _is_clear(messages: Sequence[Message], use: Use, placeholder: str | None) -> bool:
+    assert use.result is not None
+    text = output_of(messages, use.result)
+    return text == placeholder or is_evicted(text)
+
+
+def _words(placeholder: str | None, i: int, n: int) -> str:
+    if placeholder is not None:
+        return placeholder
+    if n == 1:
+        return PLACEHOLDER
+    return REST if i else MANY.format(n=n)
+
+
+def _fires(
+    messages: Sequence[Message], look: Look, live: int, tokens: int | None, uses: int | None
+) -> bool:
+    if tokens is None and uses is None:
+        return True
+    if uses is not None and live > uses:
+        return True
+    return tokens is not None and look.tokens(messages) > tokens

@@ -24,7 +24,7 @@ class EditOptions(BaseModel):
     mode: Any = Mode.AMORTIZE
     repair: Any = 0
     directives: Any = None
-    policy: dict[str, Any] | None = None
+    policy: Any = None
     strict: bool = False
     scrub: bool = False
     _directives: tuple[Directive, ...] | None = PrivateAttr(None)

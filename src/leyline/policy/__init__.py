@@ -1,48 +1,33 @@
 """Policies: messages in, edited messages out. Pure functions, known to requests by name."""
 
-from __future__ import annotations
+from leyline.policy.apply import Spec, apply_policy, policies
+from leyline.policy.base import Applied, Edited, Policy, policy
+from leyline.policy.errors import PolicyError
+from leyline.policy.failed_calls import drop_failed_calls
+from leyline.policy.hitters import heavy_hitters
+from leyline.policy.look import Count, Look, estimate
+from leyline.policy.stale_reads import drop_stale_reads
+from leyline.policy.thinking import clear_thinking
+from leyline.policy.tool_outputs import PLACEHOLDER, clear_tool_outputs
+from leyline.policy.window import keep_window
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-from leyline.policy.errors import PolicyError, short
-from leyline.policy.tools import PLACEHOLDER, clear_tool_outputs
-
-__all__ = ["PLACEHOLDER", "POLICIES", "PolicyError", "apply_policy", "clear_tool_outputs"]
-
-POLICIES: dict[str, Callable[..., list[dict[str, Any]]]] = {
-    "clear_tool_outputs": clear_tool_outputs,
-}
-
-
-def apply_policy(
-    spec: Mapping[str, Any], messages: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Apply the policy that an untrusted ``spec`` names, e.g. ``{"name": …, "keep": 2}``.
-
-    All fields but ``name`` are the policy's own options. Raises PolicyError, whose ``field``
-    is a path like ``policy.keep``, and changes nothing.
-    """
-    if not isinstance(spec, Mapping):
-        raise PolicyError("policy", f"must be an object, not {short(spec)}.")
-    if "name" not in spec:
-        raise PolicyError("policy.name", f"is missing; one of {_listed(POLICIES)}.")
-    name = spec["name"]
-    if not isinstance(name, str) or name not in POLICIES:
-        raise PolicyError("policy.name", f"must be one of {_listed(POLICIES)}, not {short(name)}.")
-    policy = POLICIES[name]
-    options = {key: value for key, value in spec.items() if key != "name"}
-    known = list(inspect.signature(policy).parameters)[1:]
-    for key in options:
-        if key not in known:
-            where = f"policy.{str(key)[:60]}"
-            raise PolicyError(where, f"is not an option of {name}, which has {_listed(known)}.")
-    for i, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise PolicyError(f"messages[{i}]", f"must be an object, not {short(message)}.")
-    return policy(messages, **options)
-
-
-def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
-    return ", ".join(names)
+__all__ = [
+    "PLACEHOLDER",
+    "Applied",
+    "Count",
+    "Edited",
+    "Look",
+    "Policy",
+    "PolicyError",
+    "Spec",
+    "apply_policy",
+    "clear_thinking",
+    "clear_tool_outputs",
+    "drop_failed_calls",
+    "drop_stale_reads",
+    "estimate",
+    "heavy_hitters",
+    "keep_window",
+    "policies",
+    "policy",
+]

@@ -45,8 +45,11 @@ def clear_tool_outputs(
     cleared and `[evicted]` at the others. A decision is never made anew, so its number stays; a
     count of all that is gone would change with each, and with it the tokens behind.
     """
-    turns = [[use for use in unit.uses if use.result] for unit in look.units(messages)]
-    turns = [[use for use in turn if use.name not in exclude] for turn in turns]
+    turns = [
+        [use for use in unit.uses if use.result is not None and use.name not in exclude]
+        for unit in look.units(messages)
+        if unit.uses
+    ]
     groups = [turn for turn in turns if turn]
     if by == "outputs":
         groups = [[use] for turn in groups for use in turn]

@@ -51,7 +51,7 @@ def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
         channel = leyline.channel(leyline.session, owner)
         if leyline.policy is not None:
             try:
-                messages = apply_policy(leyline.policy, messages)
+                messages = apply_policy(leyline.policy, messages).messages
             except PolicyError as error:
                 raise named(error, "leyline") from error
     prompt = state.text.render(messages, request.offered_tools, request.template_kwargs)

@@ -83,7 +83,7 @@ def _prepare(state: State, body: bytes, session: str, owner: str) -> EngineRespo
         messages = options.messages
         if options.policy is not None:
             try:
-                messages = apply_policy(options.policy, messages)
+                messages = apply_policy(options.policy, messages).messages
             except PolicyError as error:
                 raise named(error, "") from error
         # The conversation goes on with what the tools say: no turn of the assistant is opened.

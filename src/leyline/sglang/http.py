@@ -116,7 +116,7 @@ def take(body: bytes, path: str, enabled: Callable[[], bool]) -> Taken | None:
         raise Refused.of(FieldError("", "the body is nested too deeply.")) from None
 
 
-def _apply_policy(policy: dict[str, Any], request: dict[str, Any], path: str) -> None:
+def _apply_policy(policy: Any, request: dict[str, Any], path: str) -> None:
     if path == "/v1/completions":
         what = "edits messages, and a completion has none."
         raise FieldError(f"{KEY}.policy", what)
@@ -126,7 +126,7 @@ def _apply_policy(policy: dict[str, Any], request: dict[str, Any], path: str) ->
     if not isinstance(request.get("messages"), list):
         return  # for SGLang to refuse
     try:
-        request["messages"] = apply_policy(policy, request["messages"])
+        request["messages"] = apply_policy(policy, request["messages"]).messages
     except PolicyError as error:
         field = error.field
         where = field if field.startswith("messages") else join(KEY, field)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline.policy import PLACEHOLDER, PolicyError, apply_policy, clear_tool_outputs
+from leyline.policy import (
+    PLACEHOLDER,
+    PolicyError,
+    apply_policy,
+    clear_tool_outputs,
+    policies,
+)
+
+DOCS = Path(__file__).parents[2] / "docs" / "policies.md"
 
 TEXT = st.text(max_size=12)
 PARTS = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXT}), max_size=3)
@@ -42,12 +53,24 @@ def test_only_old_tool_outputs_change(messages: Messages, keep: int, placeholder
     edited = clear_tool_outputs(messages, keep=keep, placeholder=placeholder)
     assert len(edited) == len(messages)
     tools = tool_positions(messages)
+    points = [i for i in tools if is_whole(messages[: i + 1])]  # the model could be asked then
     for i, (before, after) in enumerate(zip(messages, edited, strict=True)):
-        newer = sum(j > i for j in tools)
+        newer = max((sum(i < j <= n for j in tools) for n in points if n >= i), default=-1)
         if i in tools and newer >= keep:
             assert after == {**before, "content": placeholder}
         else:
             assert after == before
+
+
+def is_whole(messages: Messages) -> bool:
+    """Whether the last assistant's calls all have a result."""
+    waiting = 0
+    for message in messages:
+        calls = len(message.get("tool_calls", ()))
+        waiting = calls if message["role"] != "tool" else max(0, waiting - 1)
+        if message["role"] == "system":
+            waiting = 0
+    return waiting == 0
 
 
 @given(MESSAGES, KEEP)
@@ -61,8 +84,8 @@ def test_clearing_step_by_step_equals_clearing_once(messages: Messages, keep: in
     """A client may send edited or full history: the prompt is the same (edits are monotone)."""
     grown: Messages = []
     for message in messages:
-        grown = clear_tool_outputs([*grown, message], keep=keep)
-    assert grown == clear_tool_outputs(messages, keep=keep)
+        grown = clear_tool_outputs([*grown, message], keep=keep, placeholder=PLACEHOLDER)
+    assert grown == clear_tool_outputs(messages, keep=keep, placeholder=PLACEHOLDER)
 
 
 @given(MESSAGES, KEEP)
@@ -78,12 +101,13 @@ def test_input_is_not_changed(messages: Messages, keep: int) -> None:
 def test_by_name_is_the_same(messages: Messages, keep: int) -> None:
     spec = {"name": "clear_tool_outputs", "keep": keep, "placeholder": "gone"}
     want = clear_tool_outputs(messages, keep=keep, placeholder="gone")
-    assert apply_policy(spec, messages) == want
+    assert apply_policy(spec, messages).messages == want
+    assert apply_policy([spec], messages).messages == want
 
 
 def test_defaults() -> None:
     messages = [{"role": "tool", "content": str(i)} for i in range(4)]
-    edited = apply_policy({"name": "clear_tool_outputs"}, messages)
+    edited = apply_policy({"name": "clear_tool_outputs"}, messages).messages
     assert [m["content"] for m in edited] == [PLACEHOLDER, PLACEHOLDER, "2", "3"]
     assert PLACEHOLDER == "[evicted: old tool output]"
 
@@ -91,12 +115,29 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     ("spec", "field", "says"),
     [
-        (None, "policy", "must be an object, not None"),
-        ([], "policy", "must be an object"),
+        (None, "policy", "must be an object or a list of them, not None"),
+        ("clear_thinking", "policy", "must be an object or a list of them"),
+        ([{"name": "clear_thinking"}, 3], "policy[1]", "must be an object"),
+        ([{"name": "clear_thinking"}, {"name": "x"}], "policy[1].name", "'x'"),
+        ([{"name": "clear_thinking"}] * 17, "policy", "up to 16, not 17"),
+        (
+            [{"name": "clear_thinking"}, {"name": "clear_thinking", "keep": -1}],
+            "policy[1].keep",
+            "whole number from 0 on, not -1",
+        ),
+        ({"name": "keep_window"}, "policy.newest", "is missing; tokens at the end that stay"),
+        ({"name": "clear_tool_outputs", "by": "days"}, "policy.by", "one of outputs, turns"),
+        ({"name": "clear_tool_outputs", "exclude": "bash"}, "policy.exclude", "list of strings"),
+        ({"name": "clear_tool_outputs", "inputs": 1}, "policy.inputs", "true, false or a list"),
+        ({"name": "clear_tool_outputs", "trigger_tokens": -1}, "policy.trigger_tokens", "or null"),
+        ({"name": "drop_stale_reads", "repeats": 0}, "policy.repeats", "true or false"),
+        ({"name": "heavy_hitters", "mass": [-1.0], "budget": 1}, "policy.mass", "from 0 on"),
+        ({"name": "heavy_hitters", "mass": [float("nan")], "budget": 1}, "policy.mass", "numbers"),
+        ({"name": "heavy_hitters", "mass": [1] * 5, "budget": 1}, "policy.mass", "5 numbers for 4"),
         ({}, "policy.name", "clear_tool_outputs"),
         ({"name": "forget_all"}, "policy.name", "'forget_all'"),
         ({"name": ["clear_tool_outputs"]}, "policy.name", "must be one of"),
-        ({"name": "clear_tool_outputs", "kep": 2}, "policy.kep", "keep, placeholder"),
+        ({"name": "clear_tool_outputs", "kep": 2}, "policy.kep", "which has keep, by, placeholder"),
         ({"name": "clear_tool_outputs", "messages": []}, "policy.messages", "is not an option"),
         ({"name": "clear_tool_outputs", 3: 2}, "policy.3", "is not an option"),
         ({"name": "clear_tool_outputs", "keep": -1}, "policy.keep", "not -1"),
@@ -126,3 +167,46 @@ def test_messages_that_are_no_objects() -> None:
     with pytest.raises(PolicyError) as caught:
         apply_policy({"name": "clear_tool_outputs"}, [{"role": "user"}, "hello"])  # type: ignore[list-item]
     assert caught.value.field == "messages[1]"
+
+
+def test_an_empty_list_does_nothing() -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    assert apply_policy([], messages).messages == messages
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A real distribution with the policy of docs/policies.md."""
+    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    (tmp_path / "my_policies.py").write_text(code)
+    info = tmp_path / "my_policies-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-policies\nVersion: 1\n")
+    lines = "[leyline.policies]\nonly_errors = my_policies:only_errors\n"
+    (info / "entry_points.txt").write_text(lines + "clear_thinking = my_policies:only_errors\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    policies.cache_clear()
+    yield
+    policies.cache_clear()
+
+
+def test_ones_own_by_an_entry_point(installed: None) -> None:
+    """As documented, with options, a report, and looking back like the others."""
+    messages: Messages = [{"role": "user", "content": "go"}]
+    for i in range(3):
+        messages.append({"role": "assistant", "content": f"```bash\nmake {i}\n```"})
+        messages.append({"role": "tool", "content": "fine\n" * 20 + f"Error: {i}\n" + "fine\n" * 20})
+    edited = apply_policy({"name": "only_errors", "word": "Error"}, messages)
+    assert [m["content"] for m in edited.messages if m["role"] == "tool"] == [
+        "Error: 0",
+        "Error: 1",
+        messages[-1]["content"],
+    ]
+    (applied,) = edited.applied
+    assert (applied.policy, applied.tool_uses, applied.messages) == ("only_errors", 2, 0)
+    assert applied.tokens == 2 * (53 - 2)
+    with pytest.raises(PolicyError, match=r"policy\.wrd: is not an option of only_errors"):
+        apply_policy({"name": "only_errors", "wrd": "x"}, messages)
+    # A name of Leyline's can't be taken.
+    assert policies()["clear_thinking"].name == "clear_thinking"
+    assert apply_policy({"name": "clear_thinking"}, messages).messages == messages

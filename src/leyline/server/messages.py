@@ -1,0 +1,202 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+from anyio import to_thread
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from leyline.api.anthropic import CountRequest, parse_count, parse_messages
+from leyline.api.anthropic_answers import (
+    AnthropicUsage,
+    AppliedEdits,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    CountAnswer,
+    Ending,
+    MessageAnswer,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    OriginalTokens,
+    Ping,
+    TextBlock,
+    TextDelta,
+)
+from leyline.api.context_management import apply
+from leyline.api.leyline_object import LeylineReport
+from leyline.api.messages import Message
+from leyline.channel import EngineError, Report
+from leyline.engine.request import Delta, Done, Logprob
+from leyline.engine.request import Request as EngineRequest
+from leyline.policy import PolicyError, apply_policy
+from leyline.server.errors import ApiError, named
+from leyline.server.limits import read_body
+from leyline.server.prepare import State, check_model, load, sampling_of
+from leyline.server.stream import EngineResponse
+
+router = APIRouter()
+
+
+@router.post("/v1/messages")
+async def messages(request: Request) -> Response:
+    state: State = request.app.state.leyline
+    body = await read_body(request, state.settings.max_body_bytes)
+    return await to_thread.run_sync(_prepare, state, body, request.state.owner)
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(request: Request) -> Response:
+    state: State = request.app.state.leyline
+    body = await read_body(request, state.settings.max_body_bytes)
+    answer = await to_thread.run_sync(_count, state, body)
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
+    request = parse_messages(load(body))
+    check_model(request.model, state.engine)
+    prompt, applied = _prompt(state, request)
+    leyline = request.channel
+    sampling = sampling_of(request, state.defaults)
+    # max_tokens is a bound here and no demand: clients ask for more than small models take.
+    room = int(state.engine.max_tokens) - len(prompt)
+    cut = sampling.max_tokens is not None and 0 < room < sampling.max_tokens
+    surface = MessageSurface(state.engine.name, applied, cut)
+    return EngineResponse(
+        state.engine,
+        state.metrics,
+        EngineRequest(
+            prompt,
+            replace(sampling, max_tokens=room) if cut else sampling,
+            None if leyline is None else leyline.channel(leyline.session, owner),
+        ),
+        surface,
+        stream=bool(request.stream),
+        framing=surface,
+        prompt="messages",
+    )
+
+
+def _count(state: State, body: bytes) -> CountAnswer:
+    request = parse_count(load(body))
+    check_model(request.model, state.engine)
+    prompt, applied = _prompt(state, request)
+    answer = CountAnswer(input_tokens=len(prompt))
+    if applied is not None:
+        original = _render(state, request, request.messages)
+        answer.context_management = OriginalTokens(original_input_tokens=len(original))
+    return answer
+
+
+def _prompt(state: State, request: CountRequest) -> tuple[np.ndarray, AppliedEdits | None]:
+    """The edited conversation as tokens, int64 `[n]`, and what `context_management` came to."""
+    if request.rules is None:
+        return _render(state, request, request.messages), None
+    tokenizer = state.text.tokenizer
+    head = _render(state, request, [{"role": "user", "content": ""}])  # needs the tokenizer, too
+
+    def count(text: str) -> int:
+        return len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+
+    edited = apply(request.rules, request.messages, count, len(head))
+    applied = AppliedEdits(applied_edits=list(edited.applied))
+    return _render(state, request, edited.messages), applied
+
+
+def _render(state: State, request: CountRequest, messages: list[Message]) -> np.ndarray:
+    chat = request.chat(messages)
+    if request.channel is not None and request.channel.policy is not None:
+        try:
+            chat = apply_policy(request.channel.policy, chat).messages
+        except PolicyError as error:
+            raise named(error, "leyline") from error
+    return state.text.render(chat, request.offered_tools, request.template_kwargs)
+
+
+class MessageSurface:
+    """An answer on the wire, and the events of a streamed one."""
+
+    def __init__(self, model: str, applied: AppliedEdits | None, cut: bool) -> None:
+        """cut: the answer may have fewer tokens than were asked for."""
+        self._id = f"msg_{uuid.uuid4().hex}"
+        self._model = model
+        self._applied = applied
+        self._cut = cut
+        self._open = False
+
+    def chunks(self, event: Delta | Done) -> Iterable[BaseModel]:
+        if isinstance(event, Delta):
+            if not event.text:
+                return
+            if not self._open:
+                self._open = True
+                yield BlockStart(content_block=TextBlock(text=""))
+            yield BlockDelta(delta=TextDelta(text=event.text))
+            return
+        ending = self._ending(event)
+        if self._open:
+            yield BlockStop()
+        yield MessageDelta(
+            delta=ending,
+            usage=_usage(event.report, event.completion_tokens),
+            context_management=self._applied,
+            leyline=LeylineReport.of(event.report),
+        )
+        yield MessageStop()
+
+    def whole(self, text: str, logprobs: list[Logprob], done: Done) -> MessageAnswer:
+        ending = self._ending(done)
+        return MessageAnswer(
+            id=self._id,
+            model=self._model,
+            content=[TextBlock(text=text)] if text else [],
+            stop_reason=ending.stop_reason,
+            stop_sequence=ending.stop_sequence,
+            usage=_usage(done.report, done.completion_tokens),
+            context_management=self._applied,
+            leyline=LeylineReport.of(done.report),
+        )
+
+    def opening(self, report: Report) -> bytes:
+        start = MessageAnswer(
+            id=self._id,
+            model=self._model,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=_usage(report, 0),
+        )
+        return self.event(MessageStart(message=start)) + self.event(Ping())
+
+    def event(self, chunk: BaseModel) -> bytes:
+        name = getattr(chunk, "type", "")
+        return f"event: {name}\ndata: {chunk.model_dump_json()}\n\n".encode()
+
+    def closing(self) -> bytes:
+        return b""
+
+    def error(self, error: ApiError) -> bytes:
+        return b"event: error\ndata: " + error.anthropic_body() + b"\n\n"
+
+    def _ending(self, done: Done) -> Ending:
+        """Why the answer ends. Raises EngineError for one that was not let to its end."""
+        if done.reason == "abort":
+            raise EngineError("aborted", "the request was ended before its answer was whole")
+        if done.stopped_by is not None:
+            return Ending(stop_reason="stop_sequence", stop_sequence=done.stopped_by)
+        reason = {"stop": "end_turn", "length": "max_tokens"}[done.reason]
+        if done.reason == "length" and self._cut:
+            reason = "model_context_window_exceeded"
+        return Ending(stop_reason=reason, stop_sequence=None)
+
+
+def _usage(report: Report, output: int) -> AnthropicUsage:
+    return AnthropicUsage.of(report.prompt, report.cached, output)

@@ -1,6 +1,6 @@
 """Policies: messages in, edited messages out. Pure functions, known to requests by name."""
 
-from leyline.policy.apply import Spec, apply_policy, policies
+from leyline.policy.apply import BUILT_IN, Spec, apply_policy, policies
 from leyline.policy.base import Applied, Edited, Policy, policy
 from leyline.policy.errors import PolicyError
 from leyline.policy.failed_calls import drop_failed_calls
@@ -12,6 +12,7 @@ from leyline.policy.tool_outputs import PLACEHOLDER, clear_tool_outputs
 from leyline.policy.window import keep_window
 
 __all__ = [
+    "BUILT_IN",
     "PLACEHOLDER",
     "Applied",
     "Count",

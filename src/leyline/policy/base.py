@@ -1,0 +1,186 @@
+"""Policies on a conversation, so that what they do to a beginning of it never changes later.
+
+An agent sends its whole history with every call, and it is edited anew. So the calls that it made
+before are gone through again: the view grows message by message, and at each point where the model
+was asked, each policy edits what the ones before it left then. What a policy took away is gone from
+the view, so later points can't bring it back, and decisions by token counts are those of back then.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from leyline.policy.errors import PolicyError, short
+from leyline.policy.look import Count, Look, estimate, has_thoughts, output_of
+from leyline.policy.options import Kind, Option, check
+from leyline.policy.turns import Message, Place, facts_of, is_prompt
+
+Rule = Callable[..., list[Message]]
+"""`rule(messages, look, **options)`: the messages that remain, edited through `look`. It is asked
+again at every call with what it left then, so it must leave its own edits alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What one policy did. tool_uses: calls whose result was cleared or dropped. thinking_turns:
+    messages that lost their reasoning. messages: dropped. tokens: freed, by the counter given."""
+
+    policy: str
+    tool_uses: int = 0
+    thinking_turns: int = 0
+    messages: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: Applied) -> Applied:
+        return Applied(
+            self.policy,
+            self.tool_uses + other.tool_uses,
+            self.thinking_turns + other.thinking_turns,
+            self.messages + other.messages,
+            self.tokens + other.tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """A conversation as it is sent. applied: one for each policy, in the order they were given."""
+
+    messages: list[Message]
+    applied: tuple[Applied, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens freed by all of them."""
+        return sum(each.tokens for each in self.applied)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A rule by its name. looks_back: asked at each past call too, so that its decisions are kept;
+    else once, at the end."""
+
+    name: str
+    rule: Rule
+    options: tuple[Option, ...] = ()
+    looks_back: bool = True
+
+    def check(self, options: Mapping[str, Any], where: str = "policy") -> None:
+        """Raises PolicyError for options that can't be; `where` begins its field."""
+        check(options, self.options, self.name, where)
+
+    def __call__(
+        self, messages: Sequence[Message], *, count: Count = estimate, **options: Any
+    ) -> list[Message]:
+        """The messages as this policy alone leaves them. Raises PolicyError."""
+        self.check(options)
+        return fold([Step(self, options, "policy")], messages, count).messages
+
+
+class Step(NamedTuple):
+    """A policy and its checked options. where: what the field of an error begins with."""
+
+    policy: Policy
+    options: Mapping[str, Any]
+    where: str
+
+
+def fold(steps: Sequence[Step], messages: Sequence[Message], count: Count) -> Edited:
+    """Go through the conversation and let the policies edit it, in order, whenever the model was
+    asked. Raises PolicyError; the messages are not changed."""
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise PolicyError(f"messages[{i}]", f"must be an object, not {short(message)}.")
+    look = Look(count)
+    applied = [Applied(step.policy.name) for step in steps]
+    view: list[Message] = []
+    points = is_prompt([facts_of(message) for message in messages])
+    for message, point in zip(messages, points, strict=True):
+        view.append(look.take(message))
+        if point:
+            view = _edit(view, look, steps, applied, looks_back=True)
+    view = _edit(view, look, steps, applied, looks_back=False)
+    return Edited(view, tuple(applied))
+
+
+def policy(
+    looks_back: bool = True, **kinds: tuple[Kind, str]
+) -> Callable[[Callable[..., list[Message]]], Policy]:
+    """Makes a Policy of a rule: it has the rule's name, and the options that are given with their
+    kinds and uses; defaults are the rule's."""
+
+    def made(rule: Callable[..., list[Message]]) -> Policy:
+        parameters = inspect.signature(rule).parameters
+        options = []
+        for name, (kind, what) in kinds.items():
+            default = parameters[name].default
+            missing = default is inspect.Parameter.empty
+            options.append(Option(name, kind, what, None if missing else default, missing))
+        return Policy(rule.__name__, rule, tuple(options), looks_back)
+
+    return made
+
+
+def own(name: str, function: Callable[..., list[Message]]) -> Policy:
+    """A policy of one's own: `function(messages, **options)`; what its options may be, it checks
+    itself."""
+    anything = Kind("anything", lambda value: True)
+    options = tuple(
+        Option(
+            key,
+            anything,
+            "its own",
+            None if each.default is each.empty else each.default,
+            each.default is each.empty,
+        )
+        for key, each in list(inspect.signature(function).parameters.items())[1:]
+    )
+
+    def rule(messages: list[Message], look: Look, **given: Any) -> list[Message]:
+        return function(messages, **given)
+
+    return Policy(name, rule, options)
+
+
+def _edit(
+    view: list[Message],
+    look: Look,
+    steps: Sequence[Step],
+    applied: list[Applied],
+    looks_back: bool,
+) -> list[Message]:
+    for i, (each, options, where) in enumerate(steps):
+        if each.looks_back != looks_back:
+            continue
+        try:
+            new = each.rule(view, look, **options)
+        except PolicyError as error:
+            raise PolicyError(f"{where}.{error.field}", error.message) from error
+        if len(new) != len(view) or any(a is not b for a, b in zip(view, new, strict=True)):
+            applied[i] += _difference(each.name, view, new, look)
+            view = new
+    return view
+
+
+def _difference(name: str, old: list[Message], new: list[Message], look: Look) -> Applied:
+    before, after = {id(each) for each in old}, {id(each) for each in new}
+    gone = [each for each in old if id(each) not in after]
+    come = [each for each in new if id(each) not in before]
+    return Applied(
+        name,
+        tool_uses=(_outputs(gone, look) - _outputs(come, look)).total(),
+        thinking_turns=sum(map(has_thoughts, gone)) - sum(map(has_thoughts, come)),
+        messages=len(old) - len(new),
+        tokens=look.tokens(gone) - look.tokens(come),
+    )
+
+
+def _outputs(messages: Sequence[Message], look: Look) -> Counter[str]:
+    return Counter(
+        output_of([message], Place(0, result.part))
+        for message in messages
+        for result in look.facts(message).results
+    )

@@ -1,0 +1,204 @@
+"""A view of a conversation for policies: tokens, calls and results, each found once a message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from leyline.policy.turns import (
+    WHOLE,
+    Facts,
+    Message,
+    Place,
+    Unit,
+    clear_fences,
+    facts_of,
+    groups_of,
+    unit_of,
+)
+
+Count = Callable[[str], int]
+"""Tokens of a text."""
+
+THOUGHTS = ("reasoning_content", "reasoning")
+"""Fields that servers put a model's reasoning in."""
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_BLOCKS = ("thinking", "redacted_thinking")
+
+
+def estimate(text: str) -> int:
+    """Tokens of a text, at four characters each: near enough, and the same everywhere."""
+    return (len(text) + 3) // 4
+
+
+class Look:
+    """What policies ask about messages. Messages are told apart by identity, so they must neither
+    be changed nor stand twice in a view."""
+
+    def __init__(self, count: Count = estimate) -> None:
+        self.count = count
+        self._seen: dict[int, Message] = {}  # keeps them alive, so that no id is used again
+        self._origin: dict[int, int] = {}
+        self._tokens: dict[int, int] = {}
+        self._facts: dict[int, Facts] = {}
+        self._units: dict[tuple[int, ...], Unit] = {}
+        self.given = 0
+
+    def take(self, message: Message) -> Message:
+        """The next message of the conversation, as a copy of its own."""
+        copy = dict(message)
+        self._seen[id(copy)] = copy
+        self._origin[id(copy)] = self.given
+        self.given += 1
+        return copy
+
+    def edit(self, message: Message, **changes: Any) -> Message:
+        """The message with other fields, known to be the same one."""
+        new = {**message, **changes}
+        self._seen[id(new)] = new
+        if id(message) in self._origin:
+            self._origin[id(new)] = self._origin[id(message)]
+        return new
+
+    def origin(self, message: Message) -> int | None:
+        """Its place among the messages that were given; None for one that a policy added."""
+        return self._origin.get(id(message))
+
+    def facts(self, message: Message) -> Facts:
+        """What it is."""
+        found = self._facts.get(id(message))
+        if found is None:
+            self._seen[id(message)] = message
+            found = self._facts[id(message)] = facts_of(message)
+        return found
+
+    def tokens(self, messages: Sequence[Message]) -> int:
+        """Tokens of the messages' texts; what a template puts around them isn't counted."""
+        return sum(map(self._tokens_of, messages))
+
+    def units(self, messages: Sequence[Message]) -> list[Unit]:
+        """The messages in units, with positions in `messages`."""
+        facts = [self.facts(message) for message in messages]
+        ids = list(map(id, messages))
+        units = []
+        for start, end in groups_of(facts):
+            key = (start, *ids[start:end])  # few units move from one look to the next
+            found = self._units.get(key)
+            if found is None:
+                found = self._units[key] = unit_of(messages, facts, start, end)
+            units.append(found)
+        return units
+
+    def _tokens_of(self, message: Message) -> int:
+        found = self._tokens.get(id(message))
+        if found is None:
+            self._seen[id(message)] = message
+            found = self._tokens[id(message)] = self.count(text_of(message))
+        return found
+
+
+def text_of(message: Message) -> str:
+    """All text in a message: content, reasoning, calls."""
+    texts = [content_text(message.get("content"))]
+    texts += [message[field] for field in THOUGHTS if isinstance(message.get(field), str)]
+    if not isinstance(message.get("content"), list) or message.get("tool_calls"):
+        for call in facts_of(message).calls:
+            texts += [call.name, call.arguments]
+    return "\n".join(text for text in texts if text)
+
+
+def content_text(content: object) -> str:
+    """The text of a content, of whichever shape."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    return "\n".join(_part_text(part) for part in content if isinstance(part, dict))
+
+
+def output_of(messages: Sequence[Message], place: Place) -> str:
+    """The text of the result that stands there."""
+    message = messages[place.message]
+    if place.part == WHOLE:
+        return content_text(message.get("content"))
+    return content_text(message["content"][place.part].get("content"))
+
+
+def is_error(messages: Sequence[Message], place: Place) -> bool:
+    """Whether the result there says itself that the call failed."""
+    message = messages[place.message]
+    part = message if place.part == WHOLE else message["content"][place.part]
+    return part.get("is_error") is True
+
+
+def put_output(messages: list[Message], place: Place, text: str, look: Look) -> None:
+    """Another text for the result there; `messages` is changed, its messages are not."""
+    message = messages[place.message]
+    if place.part == WHOLE:
+        messages[place.message] = look.edit(message, content=text)
+        return
+    parts = list(message["content"])
+    parts[place.part] = {**parts[place.part], "content": text}
+    messages[place.message] = look.edit(message, content=parts)
+
+
+def clear_input(messages: list[Message], place: Place, text: str, look: Look) -> None:
+    """No arguments for the call there; a plain command becomes `text`."""
+    message = messages[place.message]
+    if place.part == WHOLE:
+        messages[place.message] = look.edit(
+            message, content=clear_fences(content_text(message.get("content")), text)
+        )
+    elif message.get("tool_calls"):
+        calls = list(message["tool_calls"])
+        call = calls[place.part]
+        if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+            return  # for the server to refuse
+        is_text = isinstance(call["function"].get("arguments"), str)
+        empty: Any = "{}" if is_text else {}
+        calls[place.part] = {**call, "function": {**call["function"], "arguments": empty}}
+        messages[place.message] = look.edit(message, tool_calls=calls)
+    else:
+        parts = list(message["content"])
+        parts[place.part] = {**parts[place.part], "input": {}}
+        messages[place.message] = look.edit(message, content=parts)
+
+
+def has_thoughts(message: Message) -> bool:
+    """Whether an assistant's message has reasoning."""
+    if message.get("role") != "assistant":
+        return False
+    if any(message.get(field) for field in THOUGHTS):
+        return True
+    content = message.get("content")
+    if isinstance(content, str):
+        return behind_thoughts(content) is not None
+    return isinstance(content, list) and any(map(is_thought, content))
+
+
+def behind_thoughts(text: str) -> str | None:
+    """A text behind its reasoning; None if there is none."""
+    before, mark, after = text.partition(_CLOSE)
+    if not mark or _OPEN in before.lstrip().removeprefix(_OPEN):
+        return None
+    return after.lstrip()
+
+
+def is_thought(part: object) -> bool:
+    """Whether a part of a content is reasoning."""
+    return isinstance(part, dict) and part.get("type") in _BLOCKS
+
+
+def _part_text(part: Message) -> str:
+    kind = part.get("type")
+    if kind == "tool_result":
+        return content_text(part.get("content"))
+    if kind == "tool_use":
+        given = json.dumps(part.get("input"), ensure_ascii=False, default=str)
+        return f"{part.get('name', '')}\n{given}"
+    for field in ("text", "thinking", "data", "refusal", "input_text"):
+        if isinstance(part.get(field), str):
+            return str(part[field])
+    return ""

@@ -184,7 +184,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     info = tmp_path / "my_policies-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-policies\nVersion: 1\n")
-    lines = "[leyline.policies]\nonly_errors = my_policies:only_errors\n"
+    lines = "[leyline.policies]\nonly_errors = my_policies:only_errors\nbroken = my_policies:no\n"
     (info / "entry_points.txt").write_text(lines + "clear_thinking = my_policies:only_errors\n")
     monkeypatch.syspath_prepend(tmp_path)
     policies.cache_clear()
@@ -192,7 +192,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     policies.cache_clear()
 
 
-def test_ones_own_by_an_entry_point(installed: None) -> None:
+def test_ones_own_by_an_entry_point(installed: None, caplog: pytest.LogCaptureFixture) -> None:
     """As documented, with options, a report, and looking back like the others."""
     messages: Messages = [{"role": "user", "content": "go"}]
     for i in range(3):
@@ -211,6 +211,7 @@ def test_ones_own_by_an_entry_point(installed: None) -> None:
     assert applied.tokens == 2 * (53 - 2)
     with pytest.raises(PolicyError, match=r"policy\.wrd: is not an option of only_errors"):
         apply_policy({"name": "only_errors", "wrd": "x"}, messages)
+    assert "policy broken (my_policies:no) can't be loaded" in caplog.text
     # A name of Leyline's can't be taken.
     assert policies()["clear_thinking"].name == "clear_thinking"
     assert apply_policy({"name": "clear_thinking"}, messages).messages == messages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
@@ -33,18 +34,24 @@ BUILT_IN = {
     )
 }
 MAX_POLICIES = 16
+_log = logging.getLogger(__name__)
 
 Spec = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 @cache
 def policies() -> dict[str, Policy]:
-    """All policies by name: Leyline's, then installed ones, which can't take the name of those."""
+    """All policies by name: Leyline's, then installed ones, which can't take the name of those.
+    One that can't be loaded is left out, with a line in the log."""
     found = dict(BUILT_IN)
     for each in entry_points(group=GROUP):
-        if each.name not in found:
+        if each.name in found:
+            continue
+        try:
             loaded = each.load()
             found[each.name] = loaded if isinstance(loaded, Policy) else own(each.name, loaded)
+        except Exception as error:  # somebody else's code
+            _log.warning("policy %s (%s) can't be loaded: %s", each.name, each.value, error)
     return found
 
 

@@ -130,13 +130,14 @@ def own(name: str, function: Callable[..., list[Message]]) -> Policy:
     anything = Kind("anything", lambda value: True)
     options = tuple(
         Option(
-            key,
+            each.name,
             anything,
-            "its own",
+            "the policy can't do without",
             None if each.default is each.empty else each.default,
             each.default is each.empty,
         )
-        for key, each in list(inspect.signature(function).parameters.items())[1:]
+        for each in list(inspect.signature(function).parameters.values())[1:]
+        if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)
     )
 
     def rule(messages: list[Message], look: Look, **given: Any) -> list[Message]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from leyline.policy.turns import (
     Message,
     Place,
     Unit,
+    as_json,
     clear_fences,
     facts_of,
     groups_of,
@@ -196,8 +196,7 @@ def _part_text(part: Message) -> str:
     if kind == "tool_result":
         return content_text(part.get("content"))
     if kind == "tool_use":
-        given = json.dumps(part.get("input"), ensure_ascii=False, default=str)
-        return f"{part.get('name', '')}\n{given}"
+        return f"{part.get('name', '')}\n{as_json(part.get('input'))}"
     for field in ("text", "thinking", "data", "refusal", "input_text"):
         if isinstance(part.get(field), str):
             return str(part[field])

@@ -76,7 +76,7 @@ def _values(use: Use) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(use.arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -224,10 +224,10 @@ def _calls(message: Message) -> tuple[Call, ...]:
             function = call.get("function")
             function = function if isinstance(function, dict) else {}
             name, arguments = str(function.get("name", "")), function.get("arguments")
-            found.append(Call(i, call.get("id"), name, _json(arguments)))
+            found.append(Call(i, call.get("id"), name, as_json(arguments)))
         return tuple(found)
     return tuple(
-        Call(i, part.get("id"), str(part.get("name", "")), _json(part.get("input")))
+        Call(i, part.get("id"), str(part.get("name", "")), as_json(part.get("input")))
         for i, part in enumerate(_parts(message))
         if part.get("type") == "tool_use"
     )
@@ -240,10 +240,14 @@ def _plain(message: Message) -> Call:
     return Call(WHOLE, None, name, "\n".join(body for _, body in blocks))
 
 
-def _json(arguments: object) -> str:
+def as_json(arguments: object) -> str:
+    """Arguments as text, which they often are; "" for what is nested too deeply to be any."""
     if isinstance(arguments, str):
         return arguments
-    return json.dumps(arguments, ensure_ascii=False, default=str)
+    try:
+        return json.dumps(arguments, ensure_ascii=False, default=str)
+    except RecursionError:
+        return ""
 
 
 def clear_fences(text: str, body: str) -> str:

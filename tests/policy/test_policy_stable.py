@@ -70,7 +70,7 @@ def test_never_back_and_forth(messages: list[Message], spec: Any) -> None:
 
 
 @settings(max_examples=100)
-@given(CONVERSATIONS, st.one_of(*POLICIES))
+@given(CONVERSATIONS, SPECS)
 def test_an_edited_conversation_stays_as_it_is(messages: list[Message], spec: Any) -> None:
     once = apply_policy(spec, messages).messages
     again = apply_policy(spec, once)

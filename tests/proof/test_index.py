@@ -47,6 +47,8 @@ def test_replay_numbers(tmp_path: Path) -> None:
             "e2e_saved_s": 2.0,
             "same_first": same,
             "known": 20,
+            "same_clear": 12,
+            "clear": 15,
         }
 
     found = {
@@ -67,7 +69,8 @@ def test_replay_numbers(tmp_path: Path) -> None:
     page = text(tmp_path)
     assert "C = 1, 4 | +11.2 points, C = 1, 4, 8, 16 | +12.0, +15.0 points" in page
     assert "100, 100 ms a call saved" in page
-    assert "splice 90.0% of 20 calls; fresh prefill of the edited prompt 75.0%" in page
+    assert "splice 90.0% of 20 calls (80.0% where neither is near a tie)" in page
+    assert "fresh prefill of the edited prompt 75.0%" in page
 
 
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="make proof has not been run")

@@ -103,6 +103,9 @@ def _mechanism(folder: Path, model: str) -> Iterator[Claim]:
         page,
     )
     agree = f"{_pooled(warm):.1%} of {max((c['known'] for c in warm), default=0)} calls"
+    clear = sum(c["clear"] for c in warm)
+    if clear:
+        agree += f" ({sum(c['same_clear'] for c in warm) / clear:.1%} where neither is near a tie)"
     yield Claim(
         f"first token as with the full context (warm path), {model}, all C together",
         "100 %",

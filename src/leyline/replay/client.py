@@ -55,6 +55,7 @@ class Answer:
     cached: int | None
     completion: int | None
     first_token: str | None
+    margin: float | None
     report: dict[str, Any] | None
 
 
@@ -64,6 +65,7 @@ class _Stream:
 
     first_at: float | None = None
     first_token: str | None = None
+    margin: float | None = None
     reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, Any] = field(default_factory=dict)
@@ -86,6 +88,7 @@ class _Stream:
         if self.first_at is None and (text or tokens or self.reason):
             self.first_at = now
             self.first_token = _token(tokens[0]) if tokens else text
+            self.margin = _margin(tokens[0]) if tokens else None
             if self.first_token is None and self.reason == "stop":
                 self.first_token = ""
 
@@ -100,6 +103,7 @@ class _Stream:
             cached=cached,
             completion=self.usage.get("completion_tokens"),
             first_token=self.first_token,
+            margin=self.margin,
             report=self.report,
         )
 
@@ -204,6 +208,12 @@ def _error(found: Any, status: int | None) -> CallError:
     named = [str(found[key]) for key in ("code", "type") if isinstance(found.get(key), str)]
     note = f"({', '.join(named)})" if named else ""
     return CallError(" ".join([*words, text, note]).rstrip(), status)
+
+
+def _margin(logprob: dict[str, Any]) -> float | None:
+    """By how many nats the likeliest token is ahead of the next one."""
+    best = [each["logprob"] for each in logprob.get("top_logprobs") or ()]
+    return best[0] - best[1] if len(best) > 1 else None
 
 
 def _token(logprob: dict[str, Any]) -> str:

@@ -24,6 +24,8 @@ PAIRS: tuple[tuple[Arm, Arm], ...] = (
 )
 """An arm, and what it is compared with."""
 
+CLEAR = 0.1
+
 Ceilings = Mapping[Arm, Mapping[Call, tuple[int, int]]]
 
 
@@ -80,7 +82,8 @@ class Comparison:
 
     points: of hit rate gained. computed: tokens that this arm computes, as a share of the other's.
     ttft, e2e: the same of the seconds waited in all. same_first: calls with the same first token,
-    of the `known` ones where it is to be seen in both.
+    of the `known` ones where it is to be seen in both. same_clear, clear: of these, calls where
+    both are ahead of their next token by CLEAR nats: the others may differ by rounding.
     """
 
     concurrency: int
@@ -94,6 +97,8 @@ class Comparison:
     e2e_saved_s: float
     same_first: int
     known: int
+    same_clear: int
+    clear: int
 
     @property
     def agreement(self) -> float | None:
@@ -174,8 +179,9 @@ def _cached(run: Run, answers: list[Answer]) -> int | None:
 def _compare(mine: tuple[Run, Line], other: tuple[Run, Line], calls: Sequence[Call]) -> Comparison:
     (run, line), (run_beside, beside) = mine, other
     first, second = _answers(run), _answers(run_beside)
-    pairs = [(first[call].first_token, second[call].first_token) for call in calls]
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    pairs = [(first[call], second[call]) for call in calls]
+    known = [(a, b) for a, b in pairs if a.first_token is not None and b.first_token is not None]
+    clear = [(a, b) for a, b in known if min(a.margin or 0, b.margin or 0) >= CLEAR]
     gained = None
     if line.hit_rate is not None and beside.hit_rate is not None:
         gained = 100 * (line.hit_rate - beside.hit_rate)
@@ -191,9 +197,15 @@ def _compare(mine: tuple[Run, Line], other: tuple[Run, Line], calls: Sequence[Ca
         e2e=_ratio(e2e, e2e_beside),
         ttft_saved_s=ttft_beside - ttft,
         e2e_saved_s=e2e_beside - e2e,
-        same_first=sum(a == b for a, b in known),
+        same_first=_same(known),
         known=len(known),
+        same_clear=_same(clear),
+        clear=len(clear),
     )
+
+
+def _same(pairs: Sequence[tuple[Answer, Answer]]) -> int:
+    return sum(a.first_token == b.first_token for a, b in pairs)
 
 
 def _total(times: Times | None) -> float:

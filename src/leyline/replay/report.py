@@ -190,6 +190,8 @@ def _cells(line: Line) -> list[str]:
 
 def _compared(each: Comparison) -> list[str]:
     known = f"{each.agreement:.1%} of {each.known}" if each.agreement is not None else ""
+    if each.clear:
+        known += f"; clear ones {each.same_clear / each.clear:.1%} of {each.clear}"
     return [
         str(each.concurrency),
         each.arm,

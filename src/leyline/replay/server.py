@@ -11,7 +11,12 @@ import httpx
 from leyline.replay.client import CallError, Client
 from leyline.traces import Message
 
-EXTRAS: dict[str, Any] = {"logprobs": True, "ignore_eos": True, "cache_prompt": True}
+EXTRAS: dict[str, Any] = {
+    "logprobs": True,
+    "top_logprobs": 2,
+    "ignore_eos": True,
+    "cache_prompt": True,
+}
 """First tokens to compare; answers of one length; and older llama.cpp caches only when told to.
 Left out for a server that refuses one of them."""
 

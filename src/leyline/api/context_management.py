@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
-from leyline.api.clearable import Clearable, Message, ToolUse, emptied
+from leyline.api.clearable import Clearable, Message, ToolUse, Turn, emptied
 from leyline.api.errors import FieldError, parse
 from leyline.api.openai_answers import Wire
 from leyline.policy.errors import short
@@ -76,6 +76,8 @@ class ClearToolUses(_Strict):
     clear_at_least: AtLeast | None = None
     exclude_tools: list[str] | None = None
     clear_tool_inputs: Any = None
+    _excluded: frozenset[str] = PrivateAttr(frozenset())
+    _with_inputs: frozenset[str] = PrivateAttr(frozenset())
 
     @model_validator(mode="after")
     def _check(self) -> ClearToolUses:
@@ -84,11 +86,20 @@ class ClearToolUses(_Strict):
         if not (which is None or isinstance(which, bool) or names):
             what = f"must be true, false or a list of tools' names, not {short(which)}."
             raise FieldError("clear_tool_inputs", what)
+        self._excluded = frozenset(self.exclude_tools or ())
+        self._with_inputs = frozenset(which if isinstance(which, list) else ())
         return self
 
+    def excludes(self, tool: str) -> bool:
+        return tool in self._excluded
+
     def clears_input(self, tool: str) -> bool:
-        which = self.clear_tool_inputs
-        return tool in which if isinstance(which, list) else bool(which)
+        return self.clear_tool_inputs is True or tool in self._with_inputs
+
+    def frees(self, use: ToolUse) -> int:
+        """Tokens that are saved by clearing it."""
+        inputs = use.input_tokens if self.clears_input(use.name) else 0
+        return use.result_tokens + inputs
 
 
 class ClearThinking(_Strict):
@@ -185,70 +196,94 @@ def apply(
     front, the system prompt and the tools. A prompt's tokens are counted as head, the texts' and a
     few for each message, which is close to what a chat template makes of it.
     """
-    clearable = Clearable(messages, count_tokens, head)
-    turns, uses = _decide(rules, clearable)
-    applied = []
-    if turns and rules.thinking:
-        freed = sum(clearable.turns[i].tokens for i in turns)
-        applied.append(
-            AppliedEdit(
-                type=rules.thinking.type,
-                cleared_thinking_turns=len(turns),
-                cleared_input_tokens=freed,
+    fold = _Fold(rules, Clearable(messages, count_tokens, head))
+    for end in fold.clearable.ends:
+        fold.forget_thinking(end)
+        fold.clear_tool_uses(end)
+    uses, rule = fold.cleared, rules.tool_uses
+    thoughtless = {m for turn in fold.thoughtless for m in turn.messages}
+    inputs = {use.call for use in uses if rule and rule.clears_input(use.name)}
+    edited = emptied(messages, thoughtless, {use.result for use in uses}, inputs)
+    return Edited(edited, fold.applied())
+
+
+class _Fold:
+    """Goes through a conversation as it came about, and remembers what is cleared.
+
+    Linear in the conversation, whatever the rules: strangers send both.
+    """
+
+    def __init__(self, rules: Rules, clearable: Clearable) -> None:
+        self.rules = rules
+        self.clearable = clearable
+        self.cleared: list[ToolUse] = []
+        self._freed_thinking = 0
+        self._freed = 0
+        self._turns = 0  # so many have begun
+        self._old_turns = 0
+        self._done = 0  # so many tool uses have their results
+        self._old = 0
+        self._waiting: list[ToolUse] = []  # old, but not cleared yet
+        self._to_free = 0  # what clearing them would free
+
+    @property
+    def thoughtless(self) -> list[Turn]:
+        """The turns without their thinking."""
+        return self.clearable.turns[: self._old_turns]
+
+    def forget_thinking(self, end: int) -> None:
+        """As a request does that has the first `end` messages."""
+        rule, turns = self.rules.thinking, self.clearable.turns
+        if rule is None or rule.turns is None:
+            return
+        while self._turns < len(turns) and turns[self._turns].start < end:
+            self._turns += 1
+        while self._old_turns < self._turns - rule.turns:
+            self._freed_thinking += turns[self._old_turns].tokens
+            self._old_turns += 1
+
+    def clear_tool_uses(self, end: int) -> None:
+        """As a request does that has the first `end` messages."""
+        rule, uses = self.rules.tool_uses, self.clearable.uses
+        if rule is None:
+            return
+        while self._done < len(uses) and uses[self._done].result[0] < end:
+            self._done += 1
+        while self._old < self._done - rule.keep.value:
+            if not rule.excludes(uses[self._old].name):
+                self._waiting.append(uses[self._old])
+                self._to_free += rule.frees(uses[self._old])
+            self._old += 1
+        if not self._waiting or self._size(rule, end) <= rule.trigger.value:
+            return
+        if rule.clear_at_least is None or self._to_free >= rule.clear_at_least.value:
+            self.cleared += self._waiting
+            self._freed += self._to_free
+            self._waiting, self._to_free = [], 0
+
+    def applied(self) -> tuple[AppliedEdit, ...]:
+        """What the rules came to."""
+        applied = []
+        if self._old_turns and self.rules.thinking:
+            applied.append(
+                AppliedEdit(
+                    type=self.rules.thinking.type,
+                    cleared_thinking_turns=self._old_turns,
+                    cleared_input_tokens=self._freed_thinking,
+                )
             )
-        )
-    cleared = [clearable.uses[i] for i in sorted(uses)]
-    if cleared and rules.tool_uses:
-        freed = sum(_freed(rules.tool_uses, use) for use in cleared)
-        applied.append(
-            AppliedEdit(
-                type=rules.tool_uses.type,
-                cleared_tool_uses=len(cleared),
-                cleared_input_tokens=max(0, freed),
+        if self.cleared and self.rules.tool_uses:
+            applied.append(
+                AppliedEdit(
+                    type=self.rules.tool_uses.type,
+                    cleared_tool_uses=len(self.cleared),
+                    cleared_input_tokens=max(0, self._freed),
+                )
             )
-        )
-    thoughtless = {m for i in turns for m in clearable.turns[i].messages}
-    inputs = {
-        use.call for use in cleared if rules.tool_uses and rules.tool_uses.clears_input(use.name)
-    }
-    results = {use.result for use in cleared}
-    return Edited(emptied(messages, thoughtless, results, inputs), tuple(applied))
+        return tuple(applied)
 
-
-def _decide(rules: Rules, clearable: Clearable) -> tuple[set[int], set[int]]:
-    """Which turns lose their thinking and which tool uses are cleared, by their numbers."""
-    turns: set[int] = set()
-    uses: set[int] = set()
-    freed = 0
-    for end in clearable.ends:
-        if rules.thinking is not None and rules.thinking.turns is not None:
-            had = [i for i, turn in enumerate(clearable.turns) if turn.start < end]
-            turns.update(had[: -rules.thinking.turns])
-        if rules.tool_uses is None:
-            continue
-        done = [i for i, use in enumerate(clearable.uses) if use.result[0] < end]
-        left = sum(i not in uses for i in done)
-        if rules.tool_uses.trigger.type == "tool_uses":
-            size = left
-        else:
-            size = clearable.tokens(end) - freed - sum(clearable.turns[i].tokens for i in turns)
-        if size > rules.tool_uses.trigger.value:
-            more = _clear_now(rules.tool_uses, clearable.uses, done, uses)
-            uses |= more
-            freed += sum(_freed(rules.tool_uses, clearable.uses[i]) for i in more)
-    return turns, uses
-
-
-def _clear_now(
-    rule: ClearToolUses, uses: Sequence[ToolUse], done: list[int], cleared: set[int]
-) -> set[int]:
-    """The numbers of the uses to clear besides `cleared`, once the trigger is reached."""
-    old = done[: max(0, len(done) - rule.keep.value)]
-    excluded = rule.exclude_tools or ()
-    more = {i for i in old if i not in cleared and uses[i].name not in excluded}
-    least = rule.clear_at_least.value if rule.clear_at_least else 0
-    return more if sum(_freed(rule, uses[i]) for i in more) >= least else set()
-
-
-def _freed(rule: ClearToolUses, use: ToolUse) -> int:
-    return use.result_tokens + (use.input_tokens if rule.clears_input(use.name) else 0)
+    def _size(self, rule: ClearToolUses, end: int) -> int:
+        """What the trigger looks at."""
+        if rule.trigger.type == "tool_uses":
+            return self._done - len(self.cleared)
+        return self.clearable.tokens(end) - self._freed_thinking - self._freed

@@ -2,12 +2,12 @@
 
 app.py           the application: what is where, and in which order
 run.py           uvicorn around it
-chat.py, completions.py, sessions.py, health.py   the routes, by surface
+chat.py, completions.py, messages.py, sessions.py, health.py   the routes, by surface
 prepare.py       a checked request to the engine's words
 text.py          chat template and tokenizer
 stream.py        the engine's events on the event loop, and as an answer
 auth.py          API keys; whose a session is
 limits.py        sizes of bodies, open requests of a key
 metrics.py       what /metrics shows
-errors.py        every error as the OpenAI API has it
+errors.py        every error as the OpenAI API has it, or Anthropic's
 """

@@ -48,7 +48,9 @@ def embedded(model: Path, session: Session) -> list[Any]:
         reports = []
         for call in list(calls(session))[:CALLS]:
             text = engine.tokenizer.apply_chat_template(
-                apply_policy(POLICY, call.messages).messages, tokenize=False, add_generation_prompt=True
+                apply_policy(POLICY, call.messages).messages,
+                tokenize=False,
+                add_generation_prompt=True,
             )
             prompt = encode(engine.tokenizer, text)
             reports.append(engine.generate(prompt, Sampling(max_tokens=1), channel).report)

@@ -153,6 +153,7 @@ def test_results_as_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
             "name": "two.x",
             "what": "what",
             "value": 0.5,
+            "shown": "0.500",
             "unit": "ratio",
             "goal": "≤ 0.400",
             "met": False,

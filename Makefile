@@ -7,7 +7,8 @@ SGLANG ?= .venv-sglang
 ARGS ?=
 RESULTS ?= docs/results
 QUICK ?=
-VERIFIED = nano smollm2 deepseek_v2 joyai_flash glm4_moe_lite moonlight
+TRAINED = nano smollm2
+VERIFIED = deepseek_v2 joyai_flash glm4_moe_lite moonlight
 PY = $(VENV)/bin/python
 PIP = $(PY) -m pip -qq --disable-pip-version-check
 
@@ -50,8 +51,9 @@ test-sglang: $(SGLANG)/.ready
 
 proof: $(VENV)/.ready $(SGLANG)/.ready
 	@mkdir -p $(RESULTS)
-	@failed=; for model in $(VERIFIED); do \
-	  $(VENV)/bin/leyline verify $$model $(QUICK) --out $(RESULTS)/verify || failed="$$failed $$model"; done; \
+	@failed=; for model in $(TRAINED:=:float32) $(VERIFIED:=:auto); do \
+	  $(VENV)/bin/leyline verify $${model%:*} --dtype $${model#*:} $(QUICK) --out $(RESULTS)/verify \
+	    || failed="$$failed $${model%:*}"; done; \
 	  echo "$$failed" > $(RESULTS)/.failed
 	$(PY) -m leyline.proof growth $(QUICK) --out $(RESULTS)
 	$(PY) -m leyline.proof model $(QUICK) --out $(RESULTS)

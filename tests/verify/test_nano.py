@@ -30,7 +30,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture
 def subject() -> Iterator[Subject]:
-    loaded = load("nano", nano_path(), 0.5)
+    loaded = load("nano", nano_path(), 0.5, "float32")
     with loaded.engine:
         yield loaded
 
@@ -88,7 +88,7 @@ def test_likelihood_of_an_answer(subject: Subject, model: Any) -> None:
             logits = model(input_ids=torch.from_numpy(whole)[None]).logits[0]
         behind = logits[len(turn.prompt) - 1 : -1].double().log_softmax(-1)
         nll = -behind[range(len(turn.answer)), list(turn.answer)].sum()
-        assert each.nll == pytest.approx(float(nll), rel=0.02)  # bf16 against fp32
+        assert each.nll == pytest.approx(float(nll), rel=1e-4)
         assert each.tokens == len(turn.answer)
 
 

@@ -8,6 +8,7 @@ ARGS ?=
 RESULTS ?= docs/results
 QUICK ?=
 TRAINED = nano smollm2
+MECHANISM = nano smollm2
 VERIFIED = deepseek_v2 joyai_flash glm4_moe_lite moonlight
 PY = $(VENV)/bin/python
 PIP = $(PY) -m pip -qq --disable-pip-version-check
@@ -58,8 +59,8 @@ proof: $(VENV)/.ready $(SGLANG)/.ready
 	$(PY) -m leyline.proof growth $(QUICK) --out $(RESULTS)
 	$(PY) -m leyline.proof model $(QUICK) --out $(RESULTS)
 	$(SGLANG)/bin/python -m leyline.proof peers $(QUICK) --out $(RESULTS)
-	$(SGLANG)/bin/python -m leyline.proof mechanism nano $(QUICK) --out $(RESULTS)
-	$(SGLANG)/bin/python -m leyline.proof mechanism smollm2 $(QUICK) --out $(RESULTS)
+	@set -e; for model in $(MECHANISM); do \
+	  $(SGLANG)/bin/python -m leyline.proof mechanism $$model $(QUICK) --out $(RESULTS); done
 	$(PY) -m leyline.proof index $(RESULTS)
 	@failed="$$(cat $(RESULTS)/.failed)"; rm $(RESULTS)/.failed; \
 	  [ -z "$$failed" ] || { echo "leyline verify: not all holds on$$failed" >&2; exit 1; }

@@ -138,12 +138,13 @@ def _verified(folder: Path, model: str) -> Iterator[Claim]:
         f"{kind}: {s['full']} of {s['full'] + s['fresh'] + s['neither']}"
         for kind, s in sides.items()
     )
-    yield Claim(
-        f"splice takes the full context's side where the span decides the first token, {model}",
-        "always",
-        shown,
-        page,
-    )
+    if shown:
+        yield Claim(
+            f"splice takes the full context's side where the span decides the first token, {model}",
+            "always",
+            shown,
+            page,
+        )
     if "drift.once" not in rows or "answers.splice" not in rows:
         yield Claim(f"the mechanism on {model}", "holds", "not all measured", page)
         return

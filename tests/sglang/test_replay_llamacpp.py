@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "replay"))
 
 from made_up import session
 
+from leyline.bench.served import Served, free_port
 from leyline.models import smollm2
-from leyline.proof.process import Served, free_port
 from leyline.replay.run import Options, replay_on
 
 CONTEXT = 512

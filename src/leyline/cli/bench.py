@@ -11,12 +11,12 @@ from rich.markup import escape
 from leyline.cli.common import (
     SMOLLM2,
     check_writable,
+    chosen,
     err,
-    fail,
     for_people,
     model_path,
     out,
-    progress,
+    stages,
     write_json,
 )
 
@@ -41,21 +41,12 @@ def bench(
     with for_people():
         from leyline.bench.run import MEASUREMENTS, Options, run
 
-        unknown = [name for name in only or () if name not in MEASUREMENTS]
-        if unknown:
-            fail(f"--only: no measurement {unknown[0]!r}; there are {', '.join(MEASUREMENTS)}")
+        names = chosen(only, MEASUREMENTS)
         check_writable(json_file)
         with err.status(f"Loading {escape(model)} …"):
             path, _ = model_path(model)
-        chosen = [name for name in MEASUREMENTS if not only or name in only]
-        with progress() as bars:
-            task = bars.add_task("", total=len(chosen))
-
-            def say(name: str, text: str) -> None:
-                bars.update(task, completed=chosen.index(name), description=f"{name}: {text}")
-
+        with stages(names) as say:
             results = run(Options(path, tuple(only or ()), quick, full), say)
-            bars.update(task, completed=len(chosen), description="done")
         results.show(out, f"{results.machine['torch_threads']} torch threads")
         if json_file is not None:
             write_json(json_file, results.as_json())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -109,6 +109,28 @@ def progress() -> Progress:
         TimeElapsedColumn(),
         console=err,
     )
+
+
+def chosen(only: list[str] | None, known: Iterable[str]) -> list[str]:
+    """The measurements asked for, in their own order; all by default."""
+    names = list(known)
+    unknown = [name for name in only or () if name not in names]
+    if unknown:
+        fail(f"--only: no measurement {unknown[0]!r}; there are {', '.join(names)}")
+    return [name for name in names if not only or name in only]
+
+
+@contextmanager
+def stages(names: list[str]) -> Iterator[Callable[[str, str], None]]:
+    """A progress bar over measurements; it is told which one is at what."""
+    with progress() as bars:
+        task = bars.add_task("", total=len(names))
+
+        def say(name: str, text: str) -> None:
+            bars.update(task, completed=names.index(name), description=f"{name}: {text}")
+
+        yield say
+        bars.update(task, completed=len(names), description="done")
 
 
 def check_writable(*files: Path | None) -> None:

@@ -13,13 +13,13 @@ from rich.markup import escape
 from leyline.cli.common import (
     SMOLLM2,
     check_writable,
+    chosen,
     err,
-    fail,
     for_people,
     loading,
     model_path,
     out,
-    progress,
+    stages,
     without_folder,
     write_json,
 )
@@ -55,9 +55,7 @@ def verify(
         from leyline.verify.run import MEASUREMENTS, Options, run
         from leyline.verify.subject import is_tiny, load
 
-        unknown = [name for name in only or () if name not in MEASUREMENTS]
-        if unknown:
-            fail(f"--only: no measurement {unknown[0]!r}; there are {', '.join(MEASUREMENTS)}")
+        names = chosen(only, MEASUREMENTS)
         check_writable(json_file)
         if folder is not None:
             from leyline.plot import require
@@ -68,15 +66,8 @@ def verify(
             source = model if is_tiny(model) else model_path(model)[0]
             name = model if is_tiny(model) else model_path(model)[1]
             subject = load(name, source, memory, dtype)
-        chosen = [name for name in MEASUREMENTS if not only or name in only]
-        with subject.engine, progress() as bars:
-            task = bars.add_task("", total=len(chosen))
-
-            def say(name: str, text: str) -> None:
-                bars.update(task, completed=chosen.index(name), description=f"{name}: {text}")
-
-            found = run(subject, Options(tuple(chosen), quick, sessions), say)
-            bars.update(task, completed=len(chosen), description="done")
+        with subject.engine, stages(names) as say:
+            found = run(subject, Options(tuple(names), quick, sessions), say)
         _show(found)
         if json_file is not None:
             write_json(json_file, found.as_json())

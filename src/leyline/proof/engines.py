@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from leyline.proof.process import Served, free_port
+from leyline.bench.served import Served, free_port
 
 XLLAMACPP = "2026.10.11549"
 

@@ -74,7 +74,11 @@ def refuse(req: Any, error: FieldError | DirectiveError | StrictFallback) -> Non
         status, word, message = HTTPStatus.BAD_REQUEST, "invalid_directive", str(error)
     if isinstance(error, DirectiveError):
         message = f"{KEY}.{message}"
-    req.set_finish_with_abort(message, status_code=status, err_type=f"{KEY}.{word}")
+    _end(req, message, status, f"{KEY}.{word}")
+
+
+def _end(req: Any, message: str, status: HTTPStatus, kind: str) -> None:
+    req.set_finish_with_abort(message, status_code=status, err_type=kind)
     req.full_untruncated_fill_ids = array("q", req.origin_input_ids)
 
 
@@ -85,12 +89,8 @@ def _refused_tokens(req: Any, vocab_size: int) -> bool:
     if not len(tokens) or (tokens.min() >= 0 and tokens.max() < vocab_size):
         return False
     bad = next(int(token) for token in tokens if not 0 <= token < vocab_size)
-    req.set_finish_with_abort(
-        f"input_ids: {bad} is no token of this model (0 to {vocab_size - 1})",
-        status_code=HTTPStatus.BAD_REQUEST,
-        err_type="BadRequestError",
-    )
-    req.full_untruncated_fill_ids = array("q", req.origin_input_ids)
+    message = f"input_ids: {bad} is no token of this model (0 to {vocab_size - 1})"
+    _end(req, message, HTTPStatus.BAD_REQUEST, "BadRequestError")
     return True
 
 

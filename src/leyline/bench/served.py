@@ -11,12 +11,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import httpx
 
 START_LIMIT_S = 240.0
 ANSWER_LIMIT_S = 300.0
-STOP_LIMIT_S = 30.0
+STOP_LIMIT_S = 60.0
 
 
 class Served:
@@ -24,24 +25,31 @@ class Served:
     all the processes that it started.
 
     health: a path that answers 200 once requests are taken. Raises RuntimeError, with the end of
-    its log, where that doesn't happen.
+    its log, where that doesn't happen. folder: its own, gone at the end. env: what it is started
+    with; may be changed until then.
     """
 
     def __init__(self, line: Sequence[str], port: int, health: str = "/health") -> None:
         self._line, self._health = list(line), health
-        self._folder = tempfile.TemporaryDirectory(prefix="leyline-proof-")
-        self._log = Path(self._folder.name) / "server.log"
+        self._folder = tempfile.TemporaryDirectory(prefix="leyline-bench-")
+        self.folder = Path(self._folder.name)
+        self._log = self.folder / "server.log"
+        self.env = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
         self._process: subprocess.Popen[bytes] | None = None
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_LIMIT_S)
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{port}",
+            timeout=ANSWER_LIMIT_S,
+            limits=httpx.Limits(max_connections=64, max_keepalive_connections=64),
+        )
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> Self:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._line,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ},
+                env=self.env,
                 start_new_session=True,
             )
         try:

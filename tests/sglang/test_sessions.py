@@ -102,6 +102,18 @@ def test_a_number_that_gives_way_gives_up_its_branches(small: Sessions) -> None:
     assert small.forget(("o", "s1")) == [] and small.forget(("o", "s2")) == [2]
 
 
+def test_a_branch_that_comes_after_its_number_has_gone(small: Sessions) -> None:
+    """A request that runs while many names come: what it leaves is given up, not lost track of."""
+    small.number(("o", "slow"))
+    for i in range(8):
+        small.number(("o", f"s{i}"))
+    small.add_leaf(("o", "slow"), 7)
+    small.remember(lineage("slow"))
+    for i in range(3):
+        small.remember(lineage(f"s{i}"))
+    assert small.gone == [(PUBLIC, [7])]
+
+
 def test_too_long_to_hold(small: Sessions) -> None:
     """Its last lineage is dropped: it would be another text than the session's. Its branches stay
     known, to be forgotten."""

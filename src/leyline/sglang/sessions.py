@@ -119,7 +119,8 @@ class Sessions:
     def _give_up(self, user: User) -> None:
         leaves = self.forget(user)
         if leaves:
-            self.gone.append((self._numbers[user], leaves))
+            # PUBLIC where many names came while it ran: nothing is that number's alone.
+            self.gone.append((self._numbers.get(user, PUBLIC), leaves))
 
 
 class Users:

@@ -123,13 +123,18 @@ def _waiting(axes: Any, prefix: ArmResult, leyline: ArmResult) -> None:
     _tidy(axes, calls)
 
 
-def _tidy(axes: Any, calls: Sequence[int]) -> None:
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(GRID)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
+def tidy(axes: Any, left: bool = False, grid: str = "y") -> None:
+    """The look of all plots. left: with a line on the left; grid: of which axis."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines["left"].set_visible(left)
+    axes.spines[["left", "bottom"]].set_color(GRID)
+    axes.grid(axis=grid, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=MUTED, length=0, labelsize=9)
+
+
+def _tidy(axes: Any, calls: Sequence[int]) -> None:
+    tidy(axes)
     axes.set_xlim(0.3, len(calls) + 0.7)
     step = max(1, len(calls) // 10)
     axes.set_xticks([n for n in calls if n == 1 or n % step == 0])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from leyline.plot import GRID, INK, LEYLINE, MUTED, PREFIX, require
+from leyline.plot import INK, LEYLINE, MUTED, PREFIX, require, tidy
 
 Data = Mapping[str, Any]
 OTHERS = (LEYLINE, PREFIX, "#6a994e", "#7b5ea7", "#c99a2e")
@@ -27,13 +27,7 @@ def _figure(columns: int) -> tuple[Any, list[Any]]:
 
 def _tidy(axes: Any, title: str) -> None:
     axes.set_title(title, loc="left", size=11, color=INK, weight="bold")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(GRID)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=MUTED, labelsize=9)
+    tidy(axes, left=True)
 
 
 def _log(axes: Any) -> None:

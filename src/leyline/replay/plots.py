@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from leyline.plot import GRID, INK, LEYLINE, MUTED, PREFIX, require
+from leyline.plot import INK, LEYLINE, MUTED, PREFIX, require, tidy
 from leyline.replay.arms import ARMS, Arm
 from leyline.replay.numbers import Line
 
@@ -45,12 +45,7 @@ def _draw(
     picture(axes, lines)
     axes.set_title(title, loc="left", size=11, color=INK, weight="bold", pad=22)
     axes.set_xlabel("sessions at once", color=MUTED)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(GRID)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=MUTED, length=0, labelsize=9)
+    tidy(axes)
     axes.legend(
         frameon=False,
         fontsize=9,

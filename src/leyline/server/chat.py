@@ -26,10 +26,8 @@ from leyline.api.openai_answers import (
 )
 from leyline.engine.request import Delta, Done, Logprob
 from leyline.engine.request import Request as EngineRequest
-from leyline.policy import PolicyError, apply_policy
-from leyline.server.errors import named
 from leyline.server.limits import read_body
-from leyline.server.prepare import State, check_model, load, sampling_of
+from leyline.server.prepare import State, check_model, edited, load, sampling_of
 from leyline.server.stream import EngineResponse
 from leyline.server.text import Text
 
@@ -49,11 +47,7 @@ def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
     channel, messages = None, request.conversation
     if (leyline := request.channel) is not None:
         channel = leyline.channel(leyline.session, owner)
-        if leyline.policy is not None:
-            try:
-                messages = apply_policy(leyline.policy, messages).messages
-            except PolicyError as error:
-                raise named(error, "leyline") from error
+        messages = edited(leyline.policy, messages, "leyline")
     prompt = state.text.render(messages, request.offered_tools, request.template_kwargs)
     return EngineResponse(
         state.engine,

@@ -36,10 +36,9 @@ from leyline.api.messages import Message
 from leyline.channel import EngineError, Report
 from leyline.engine.request import Delta, Done, Logprob
 from leyline.engine.request import Request as EngineRequest
-from leyline.policy import PolicyError, apply_policy
-from leyline.server.errors import ApiError, named
+from leyline.server.errors import ApiError
 from leyline.server.limits import read_body
-from leyline.server.prepare import State, check_model, load, sampling_of
+from leyline.server.prepare import State, check_model, edited, load, sampling_of
 from leyline.server.stream import EngineResponse
 
 router = APIRouter()
@@ -113,11 +112,8 @@ def _prompt(state: State, request: CountRequest) -> tuple[np.ndarray, AppliedEdi
 
 def _render(state: State, request: CountRequest, messages: list[Message]) -> np.ndarray:
     chat = request.chat(messages)
-    if request.channel is not None and request.channel.policy is not None:
-        try:
-            chat = apply_policy(request.channel.policy, chat).messages
-        except PolicyError as error:
-            raise named(error, "leyline") from error
+    if request.channel is not None:
+        chat = edited(request.channel.policy, chat, "leyline")
     return state.text.render(chat, request.offered_tools, request.template_kwargs)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pydantic_core
 
 from leyline.api.errors import FieldError
+from leyline.api.messages import Message
 from leyline.api.openai import Common
 from leyline.engine.engine import Engine
 from leyline.engine.request import Sampling
+from leyline.policy import PolicyError, apply_policy
 from leyline.policy.errors import short
-from leyline.server.errors import ApiError
+from leyline.server.errors import ApiError, named
 from leyline.server.limits import Settings
 from leyline.server.metrics import Metrics
 from leyline.server.text import Text
@@ -64,6 +67,17 @@ def check_model(name: str | None, engine: Engine) -> None:
     if name is not None and name != engine.name:
         what = f"model {short(name)} does not exist here, this server has {engine.name!r}"
         raise ApiError(404, what, param="model", code="model_not_found")
+
+
+def edited(policy: Any, messages: list[Message], prefix: str) -> list[Message]:
+    """The messages as the request's policy leaves them; all of them without one. Raises ApiError;
+    prefix: the field that the policy stands in."""
+    if policy is None:
+        return messages
+    try:
+        return apply_policy(policy, messages).messages
+    except PolicyError as error:
+        raise named(error, prefix) from error
 
 
 def sampling_of(request: Common, defaults: Defaults) -> Sampling:

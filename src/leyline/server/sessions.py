@@ -18,11 +18,10 @@ from leyline.api.leyline_object import LeylineReport, check_session
 from leyline.api.sessions import DropAnswer, Segment, SessionAnswer, parse_edit
 from leyline.engine.request import Delta, Done, Logprob, Sampling
 from leyline.engine.request import Request as EngineRequest
-from leyline.policy import PolicyError, apply_policy
 from leyline.server.completions import tokens_of
-from leyline.server.errors import ApiError, named
+from leyline.server.errors import ApiError
 from leyline.server.limits import read_body
-from leyline.server.prepare import State, check_model, load
+from leyline.server.prepare import State, check_model, edited, load
 from leyline.server.stream import EngineResponse
 
 router = APIRouter(prefix="/v1/leyline/sessions")
@@ -80,12 +79,7 @@ def _prepare(state: State, body: bytes, session: str, owner: str) -> EngineRespo
     check_model(options.model, state.engine)
     prompt: Any = None
     if options.messages is not None:
-        messages = options.messages
-        if options.policy is not None:
-            try:
-                messages = apply_policy(options.policy, messages).messages
-            except PolicyError as error:
-                raise named(error, "") from error
+        messages = edited(options.policy, options.messages, "")
         # The conversation goes on with what the tools say: no turn of the assistant is opened.
         kwargs = options.chat_template_kwargs
         prompt = state.text.render(messages, options.tools or None, kwargs, to_answer=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from leyline.plot import GRID, INK, LEYLINE, MUTED, PREFIX, require
+from leyline.plot import INK, LEYLINE, MUTED, PREFIX, require, tidy
 
 GREEN, GREY = "#4c8f5a", "#9aa3b2"
 
@@ -34,13 +34,7 @@ def _figure(title: str, width: float = 7.0) -> tuple[Any, Any]:
     figure = Figure(figsize=(width, 4.2), dpi=130, facecolor="white", layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title, loc="left", size=11, color=INK, weight="bold")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(GRID)
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=MUTED, length=0, labelsize=9)
+    tidy(axes, left=True, grid="both")
     return figure, axes
 
 

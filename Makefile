@@ -1,10 +1,12 @@
 # make demo | serve | bench | test | lint | lock | clean    (ARGS="…" is passed on)
 # make sglang-demo | sglang-bench | test-sglang
+# make test, test-sglang: JOBS=N for N tests at a time (two, with one thread each)
 # make proof    (QUICK=--quick for small sizes, RESULTS=DIR for another folder than docs/results)
 PYTHON ?= python3
 VENV ?= .venv
 SGLANG ?= .venv-sglang
 ARGS ?=
+JOBS ?= 2
 RESULTS ?= docs/results
 QUICK ?=
 TRAINED = nano smollm2
@@ -34,7 +36,7 @@ demo serve bench: $(VENV)/.ready
 	@$(VENV)/bin/leyline $@ $(ARGS)
 
 test: $(VENV)/.ready
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: $(VENV)/.ready
 	$(PY) -m ruff check .
@@ -48,7 +50,7 @@ sglang-bench: $(SGLANG)/.ready
 	@$(SGLANG)/bin/python -m leyline.sglang.bench $(ARGS)
 
 test-sglang: $(SGLANG)/.ready
-	@$(SGLANG)/bin/python -m pytest tests/sglang $(ARGS)
+	@$(SGLANG)/bin/python -m pytest tests/sglang -n $(JOBS) --dist worksteal $(ARGS)
 
 proof: $(VENV)/.ready $(SGLANG)/.ready
 	@mkdir -p $(RESULTS)

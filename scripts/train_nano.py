@@ -74,18 +74,18 @@ class Recipe:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--scale", type=float, default=1.0, help="part of the tokens to train on")
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the tokens, for a try")
     given = parser.parse_args()
     stages = [Stage(s.length, s.batch, int(s.tokens * given.scale)) for s in Recipe().stages]
     recipe = Recipe(stages=tuple(stages))
     began = time.monotonic()
     torch.manual_seed(recipe.seed)
-    tokenizer = train_tokenizer()
+    tokenizer = train_tokenizer(given.scale)
     tokenizer.save_pretrained(given.out)
     print(f"tokenizer after {time.monotonic() - began:.0f} s", flush=True)
     model = DeepseekV2ForCausalLM(configuration())
     log = train(model, tokenizer, recipe)
-    log["losses"] = measure(model, tokenizer)
+    log["losses"] = measure(model, tokenizer, max(1, round(8 * given.scale)))
     log["minutes"] = (time.monotonic() - began) / 60
     save(model, given.out, recipe, log)
     print(json.dumps(log["losses"], indent=1))
@@ -125,8 +125,9 @@ def configuration() -> DeepseekV2Config:
     )
 
 
-def train_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE; digits stay single, so that numbers can be copied."""
+def train_tokenizer(scale: float) -> PreTrainedTokenizerFast:
+    """Byte-level BPE; digits stay single, so that numbers can be copied. A try takes part of the
+    text, but enough for the whole vocabulary."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -142,6 +143,7 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     text = [module.text for module in modules() if not module.held_out]
+    text = text[:: max(1, min(8, round(1 / scale)))]
     tokenizer.train_from_iterator(text, trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=SPECIAL[0], eos_token=SPECIAL[1]
@@ -287,17 +289,17 @@ def loss_of(model: DeepseekV2ForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def measure(
-    model: DeepseekV2ForCausalLM, tokenizer: PreTrainedTokenizerFast, length: int = 2048
+    model: DeepseekV2ForCausalLM, tokenizer: PreTrainedTokenizerFast, n: int, length: int = 2048
 ) -> dict[str, float]:
-    """Loss on held-out text, in nats a token, near the start of a sequence and far from it."""
+    """Loss on n pieces of held-out text, in nats a token, near a piece's start and far from it."""
     model.eval()
     losses = {}
     for name, stream in (("files", files), ("sessions", talks)):
         tokens = np.zeros(0, np.int64)
         documents = stream(tokenizer, True, 1)
-        while len(tokens) < 8 * (length + 1):
+        while len(tokens) < n * (length + 1):
             tokens = np.concatenate([tokens, next(documents)])
-        batch = torch.from_numpy(tokens[: 8 * (length + 1)].reshape(8, length + 1))
+        batch = torch.from_numpy(tokens[: n * (length + 1)].reshape(n, length + 1))
         each = torch.cat([loss_of(model, row[None]) for row in batch])
         losses[name] = each.mean().item()
         losses[f"{name}, tokens 1 to 128"] = each[:, :128].mean().item()

@@ -20,12 +20,12 @@ settings.load_profile("leyline")
 
 @pytest.fixture(scope="session", autouse=True)
 def _torch_threads() -> None:
-    """As many threads as asked for by LEYLINE_TEST_THREADS, else one per core up to two."""
+    """One thread where several processes share the tests, else one per core up to two."""
     if util.find_spec("torch"):
         import torch
 
-        wanted = os.environ.get("LEYLINE_TEST_THREADS")
-        torch.set_num_threads(int(wanted) if wanted else min(2, os.cpu_count() or 1))
+        alone = "PYTEST_XDIST_WORKER" not in os.environ
+        torch.set_num_threads(min(2, os.cpu_count() or 1) if alone else 1)
 
 
 @pytest.fixture(scope="session")

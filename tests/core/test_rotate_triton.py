@@ -39,6 +39,7 @@ def test_kernel(interleaved: str) -> None:
     assert done.stdout.strip().endswith("all right")
 
 
+SLOTS, MOVED = 20, 9
 COPY, IN_PLACE = True, False
 LATENT = dict(HEADS=1, COLUMNS=576, START=512, HALF=32, INTERLEAVED=True, LEFT=512, RIGHT=1)
 HEADS = dict(HEADS=8, COLUMNS=128, START=0, HALF=64, INTERLEAVED=False, LEFT=1, RIGHT=1)
@@ -97,7 +98,7 @@ def _main(interleaved: bool) -> None:
     for dtype in DTYPES:
         for columns, width, start in ((64, 64, 0), (80, 32, 0), (96, 64, 32), (21, 8, 5)):
             spec = spec_of(width, interleaved)
-            rows = torch.randn(3, 50, 2, columns, generator=generator).to(dtype)
+            rows = torch.randn(3, SLOTS, 2, columns, generator=generator).to(dtype)
             rows[:, :, :, ::5] *= -0.0
             for planes in (_stacked, _scattered, _unaligned):
                 _check_all(rows, lambda r, p=planes: p(r, device), spec, start, generator)
@@ -132,26 +133,26 @@ def _check_all(
     generator: torch.Generator,
 ) -> None:
     """In place, from slot to slot, by way of a buffer, and plain copies."""
-    some = torch.randperm(50, generator=generator)
-    src, dst = some[:23], some[23:46]
-    near = torch.arange(3, 26)
+    some = torch.randperm(SLOTS, generator=generator)
+    src, dst = some[:MOVED], some[MOVED : 2 * MOVED]
+    near = torch.arange(2, 2 + MOVED)
     for deltas in (
-        torch.randint(-2, 3, (23,), generator=generator) * 700,
-        torch.full((23,), -31),
-        torch.zeros(23, dtype=torch.int64),
+        torch.randint(-2, 3, (MOVED,), generator=generator) * 700,
+        torch.full((MOVED,), -31),
+        torch.zeros(MOVED, dtype=torch.int64),
     ):
-        for old, new in ((src, src), (src, dst), (near, near + 23)):
+        for old, new in ((src, src), (src, dst), (near, near + MOVED)):
             planes = planes_of(rows)
             device = planes.device
             at = old.to(device)
             turn_rows(planes, at, at if new is old else new.to(device), deltas, spec, start)
             _compare(rows, planes, old, new, deltas, spec, start)
         planes = planes_of(rows)
-        buffer = Planes.of(torch.zeros_like(rows[:, :23]).to(device))
-        order = torch.arange(23, device=device)
+        buffer = Planes.of(torch.zeros_like(rows[:, :MOVED]).to(device))
+        order = torch.arange(MOVED, device=device)
         turn_rows(planes, near.to(device), order, deltas, spec, start, target=buffer)
-        turn_rows(buffer, order, near.to(device) - 3, deltas * 0, None, 0, target=planes)
-        _compare(rows, planes, near, near - 3, deltas, spec, start)
+        turn_rows(buffer, order, near.to(device) - 2, deltas * 0, None, 0, target=planes)
+        _compare(rows, planes, near, near - 2, deltas, spec, start)
     planes = planes_of(rows)
     turn_rows(planes, src.to(device), dst.to(device), torch.zeros_like(deltas), None, 0)
     _compare(rows, planes, src, dst, torch.zeros_like(deltas), spec, start)
@@ -164,7 +165,7 @@ def _compare(
     _check(rows[:, old], after[:, new], deltas, spec, at)
     stayed = deltas == 0
     assert torch.equal(_bits(after[:, new[stayed]]), _bits(rows[:, old[stayed]]))
-    others = torch.ones(50, dtype=torch.bool)
+    others = torch.ones(SLOTS, dtype=torch.bool)
     others[new] = False
     assert torch.equal(_bits(after[:, others]), _bits(rows[:, others]))
 

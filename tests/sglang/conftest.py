@@ -17,6 +17,7 @@ if util.find_spec("sglang") is None:
 # For tests that import SGLang in this process.
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 sys.path.insert(0, str(Path(__file__).parents[2] / "src/leyline/sglang/cpu/stand_in"))
 
 import torch
@@ -28,12 +29,18 @@ PLAIN = ("mla", (), "float32")
 """The server that stays: nothing special about it."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest come first: when tests are shared out, nobody is left with them at the end."""
+    items.sort(key=lambda item: item.path.name != "test_stress.py")
+
+
 class Servers:
     """Running servers by what they were started with; the longest unused ends for another."""
 
     def __init__(self, checkpoint: Callable[..., Path]) -> None:
         self._checkpoint = checkpoint
         self._running: dict[Any, Server] = {}
+        self._ending: list[Server] = []
 
     def __call__(
         self, kind: str = "mla", *flags: str, dtype: str = "float32", **options: Any
@@ -47,14 +54,20 @@ class Servers:
         if server is None:
             others = [other for other in self._running if other != PLAIN]
             for other in others[: len(others) - AT_ONCE + 2]:
-                self._running.pop(other).stop()
+                self._end(self._running.pop(other))
             server = Server(self._checkpoint(kind, dtype), *flags, **options).start()
         self._running[key] = server
         return server
 
+    def _end(self, server: Server) -> None:
+        server.ask_to_stop()
+        self._ending.append(server)
+
     def stop(self) -> None:
         errors = []
         for server in self._running.values():
+            self._end(server)
+        for server in self._ending:
             try:
                 server.stop()
             except AssertionError as error:

@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 import torch
 from openai import OpenAI
+from prefork import Forked
 
 HERE = Path(__file__).parent
 START_LIMIT = 240.0
@@ -128,7 +129,10 @@ class Server:
         self._tidy = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.log_file = self.folder / "server.log"
         self._env = self._environment(fork) | (env or {})
-        self._process: subprocess.Popen[bytes] | None = None
+        # SGLang reads some of its variables when it is imported.
+        self._forked = fork and not env
+        self._process: subprocess.Popen[bytes] | Forked | None = None
+        self._stopping = False
         self.http = httpx.Client(base_url=self.url, timeout=120)
 
     def __enter__(self) -> Server:
@@ -144,17 +148,20 @@ class Server:
 
     def start(self) -> Server:
         """Returns when it answers. Raises RuntimeError, with the log, if it dies before."""
-        line = [sys.executable, "-m", "leyline.sglang.cpu", str(self.model)]
-        line += [] if self.plugin else ["--plain"]
-        line += ["--port", str(self.port), *self.flags]
+        args = [str(self.model), *([] if self.plugin else ["--plain"])]
+        args += ["--port", str(self.port), *self.flags]
         for flag, value in {**FLAGS, "--dtype": self._dtype()}.items():
             if flag not in self.flags:
-                line += [flag] if value is None else [flag, value]
-        with self.log_file.open("wb") as log:
-            self._process = subprocess.Popen(
-                line, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
+                args += [flag] if value is None else [flag, value]
+        if self._forked:
+            self._process = Forked(args, self._env, self.log_file)
+        else:
+            line = [sys.executable, "-m", "leyline.sglang.cpu", *args]
+            with self.log_file.open("wb") as log:
+                self._process = subprocess.Popen(
+                    line, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    start_new_session=True,
+                )  # fmt: skip
         limit = time.monotonic() + START_LIMIT
         try:
             while not self._ready():
@@ -168,13 +175,21 @@ class Server:
             raise
         return self
 
-    def stop(self) -> None:
-        """Asks it to end. Fails if it doesn't, or if its log tells of a leak or an exception."""
+    def ask_to_stop(self) -> None:
+        """Ends soon. SGLang looks every five seconds whether it should."""
         assert self._process is not None
-        alive = self.alive
+        self._stopping = self.alive
+        if self._stopping:
+            self._process.terminate()
+
+    def stop(self) -> None:
+        """Ends it. Fails if it doesn't end, or if its log tells of a leak or an exception."""
+        assert self._process is not None
+        if not self._stopping:
+            self.ask_to_stop()
+        alive = self._stopping
         try:
             if alive:
-                self._process.terminate()
                 self._process.wait(STOP_LIMIT)
         finally:
             self._kill()

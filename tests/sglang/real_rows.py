@@ -1,6 +1,6 @@
 """Rows that SGLang itself writes, for tiny random models of many architectures.
 
-A process of its own: `python real_rows.py NAME…` prints a line of JSON for each. A prompt of one
+A process of its own: `python real_rows.py OUT` writes a line of JSON for each. A prompt of one
 repeated token tells all about a model's positions: whatever attention weighs, it reads the same
 values everywhere, so hidden states don't depend on the position, and neither does a key, but for
 its turn. In every layer the key at p + d must therefore be R(d) of the key at p.
@@ -392,15 +392,15 @@ def _prefill(runner: Any, tokens: list[int]) -> torch.Tensor:
     return table[request[0].kv.req_pool_idx, : len(tokens)].to(torch.int64)
 
 
-def main(names: list[str]) -> None:
+def main(out: Path) -> None:
+    """Writes what was found, a line each. (Standard output is everybody's.)"""
     importlib.import_module("sglang.benchmark.one_batch")  # once, for all children
     processes = multiprocessing.get_context("fork")
-    configs = {name: entry[0] for name, entry in (TURNS | REFUSED).items()}
-    work = [(name, configs[name]) for name in names or configs]
+    work = [(name, entry[0]) for name, entry in (TURNS | REFUSED).items()]
     with processes.Pool(2, maxtasksperchild=1) as pool:
-        for finding in pool.imap_unordered(look_at, work, chunksize=1):
-            print(json.dumps(asdict(finding)), flush=True)
+        found = list(pool.imap_unordered(look_at, work, chunksize=1))
+    out.write_text("".join(json.dumps(asdict(finding)) + "\n" for finding in found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(Path(sys.argv[1]))

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from leyline.sglang.answers import Anthropic, Events, OpenAI
@@ -108,6 +108,8 @@ def test_stream_without_a_report_stays_as_it_is() -> None:
     st.lists(st.binary(max_size=20).map(lambda text: text.replace(b"\n", b"x") + b"\n\n")),
     st.lists(st.integers(0, 200)),
 )
+@example([b"\0\n\n", b"\n\n"], [4])
+@example([b"\n\n"], [1])
 def test_events_are_the_same_however_the_bytes_are_cut(
     events: list[bytes], cuts: list[int]
 ) -> None:

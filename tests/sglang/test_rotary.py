@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from real_rows import REFUSED, TURNS
 from rotation_bounds import fresh_generator
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
@@ -236,17 +237,24 @@ def test_unknown_rotary_modules_are_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def findings() -> dict[str, dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, str(HERE / "real_rows.py")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    found = [json.loads(line) for line in lines]
-    assert len(found) == len(TURNS) + len(REFUSED), done.stderr[-4000:]
+def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Looked at once, whichever of the processes that share the tests comes first."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with FileLock(folder / "real_rows.lock"):
+        path = folder / "real_rows.jsonl"
+        if not path.exists():
+            done = subprocess.run(
+                [sys.executable, str(HERE / "real_rows.py"), str(path)],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                capture_output=True,
+                text=True,
+                timeout=900,
+            )
+            assert done.returncode == 0, done.stderr[-4000:]
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(found) == len(TURNS) + len(REFUSED)
     return {each["name"]: each for each in found}
 
 

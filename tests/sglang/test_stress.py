@@ -208,8 +208,8 @@ CASES = {
 def test_stress(kind: str, checkpoint: Callable[..., Path]) -> None:
     flags = ("--chunked-prefill-size", "128", "--max-running-requests", "12", *CASES[kind])
     model = checkpoint(kind)
-    # Every 3rd step takes a request's rows away, whether there is room or not.
-    env = {"SGLANG_TEST_RETRACT": "1"}
+    # Every 17th step takes a request's rows away, whether there is room or not.
+    env = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "17"}
     room = "3072" if kind == "mla" else "4096"
     with Server(model, "--max-total-tokens", room, *flags, env=env) as server:
         clients = [Client(server, number, EDITS // CLIENTS + 1) for number in range(CLIENTS)]

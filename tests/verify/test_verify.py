@@ -134,7 +134,7 @@ def test_divergence_and_preference() -> None:
 
 def test_influence_asks_each_width_on_each_prompt(subject: Subject) -> None:
     rows = by_name(influence.run(subject, 2, 12, quiet))
-    for kind in ("as_it_was", "phrase_kept", "phrase_new"):
+    for kind in ("as_it_was", "near", "phrase_kept", "phrase_new"):
         details = rows[f"influence.{kind}.full"].details
         assert list(details["sides"]) == ["0", "16", "64", "256", "all"]
         for sides in details["sides"].values():

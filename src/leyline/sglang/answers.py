@@ -121,7 +121,7 @@ class Events:
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The events that end in this piece."""
-        if not self._rest and piece.endswith(b"\n\n") and piece.count(b"\n\n") == 1:
+        if not self._rest and 0 <= len(piece) - 2 == piece.find(b"\n\n"):
             return [piece]  # as SGLang sends them
         *whole, self._rest = (self._rest + piece).split(b"\n\n")
         return [event + b"\n\n" for event in whole]

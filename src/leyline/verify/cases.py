@@ -38,11 +38,15 @@ KINDS: dict[str, list[tuple[float, int, int]]] = {
 
 
 def make(rng: np.random.Generator, kind: str, source: np.ndarray, new: np.ndarray) -> Case:
-    """A case of one kind. Replacement tokens are drawn from the source's own."""
+    """A case of one kind. Replacement tokens are drawn from the source's own; the first token
+    behind each edit's start is another than before, so that the edit starts there and not later."""
     edits, target, kept, at = [], [], [], 0
     for share, removed, written in KINDS[kind]:
         start = int(share * len(source))
-        replacement = rng.choice(source, written).tolist()
+        if not written:
+            start += int(np.argmax(source[start:-removed] != source[start + removed :]))
+        others = source[source != source[start]]
+        replacement = rng.choice(others, written).tolist()
         edits.append(Directive(start, start + removed, tuple(replacement)))
         target += source[at:start].tolist() + replacement
         kept += [*range(at, start), *[-1] * written]

@@ -19,11 +19,14 @@ from leyline.verify.look import logits, prefill, session_key
 from leyline.verify.subject import Subject
 
 SOURCE, START, SPAN, STUB = 640, 60, 120, 6
+NEAR = 24
+"""Tokens between a near span and the end."""
+
 PHRASE = 8
 CLEAR = 0.1
 """Nats by which both must prefer their own first token: less is within the noise of bf16."""
 REPAIRS = (0, 16, 64, 256)
-KINDS = ("as it was", "phrase kept", "phrase new")
+KINDS = ("as it was", "near", "phrase kept", "phrase new")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,18 +86,20 @@ def run(subject: Subject, wanted: int, tries: int, say: Callable[[str], None]) -
 
 
 def candidates(text: np.ndarray, kind: str, n: int) -> Iterator[Prompt]:
-    """Pieces of the text in which a span is replaced. "as it was": nothing else. "phrase kept": it
-    ends with a phrase out of the span, so that a model that copies goes on as the span does;
-    "phrase new": likewise, but the phrase comes after the edit."""
+    """Pieces of the text in which a span is replaced. "as it was": nothing else. "near": the span
+    is close to the end, where a small model still reads it. "phrase kept": the text ends with a
+    phrase out of the span, so that a model that copies goes on as the span does; "phrase new":
+    likewise, but the phrase comes after the edit."""
     rng = np.random.default_rng(1)
+    start = SOURCE - NEAR - SPAN if kind == "near" else START
     for _ in range(n):
         at = int(rng.integers(0, len(text) - SOURCE))
         source = text[at : at + SOURCE].copy()
-        if kind != "as it was":
+        if kind.startswith("phrase"):
             inside = START + int(rng.integers(20, SPAN - PHRASE - 20))
             source[-PHRASE:] = source[inside : inside + PHRASE]
         stub = rng.choice(text, STUB)
-        target = np.concatenate([source[:START], stub, source[START + SPAN :]])
+        target = np.concatenate([source[:start], stub, source[start + SPAN :]])
         yield Prompt(kind, source, target, PHRASE if kind == "phrase new" else 0)
 
 

@@ -63,7 +63,7 @@ def _drift(rows: dict[str, Any], model: str, path: Path) -> None:
 def _influence(rows: dict[str, Any], model: str, path: Path) -> None:
     figure, axes = _figure(f"{model}: what is still known of a span that is gone")
     kinds = [row for row in rows.values() if row["details"].get("sides")]
-    for row, color, mark in zip(kinds, (LEYLINE, PREFIX, GREEN), "os^", strict=False):
+    for row, color, mark in zip(kinds, (LEYLINE, GREY, PREFIX, GREEN), "oDs^", strict=False):
         sides = row["details"]["sides"]
         kind = row["name"].split(".")[1].replace("_", " ")
         for which, line in (("from_full", "-"), ("from_fresh", ":")):
@@ -75,7 +75,13 @@ def _influence(rows: dict[str, Any], model: str, path: Path) -> None:
             )  # fmt: skip
     axes.set_xlabel("tokens recomputed behind the edit: REPAIR(w)", color=MUTED)
     axes.set_ylabel("divergence in nats, median", color=MUTED)
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    if kinds:
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    else:
+        axes.text(
+            0.5, 0.5, "no prompt found on which the span decides",
+            ha="center", color=MUTED, transform=axes.transAxes,
+        )  # fmt: skip
     figure.savefig(path)
 
 

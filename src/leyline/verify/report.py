@@ -97,8 +97,9 @@ def _influence(found: Found) -> list[str]:
             lines.append(f"| {kind} | {width} | {counts} | {nats} |")
     text = (
         "Whose first token does the spliced cache give, on prompts where the span decides it? "
-        "“As it was”: text with a span replaced. “Phrase kept”: the text ends with a phrase out of "
-        "the span, written before the edit; “phrase new”: after it. Divergences are medians."
+        "“As it was”: text with a span replaced far from its end; “near”: close to it. “Phrase "
+        "kept”: the text ends with a phrase out of the span, written before the edit; “phrase "
+        "new”: after it. Divergences are medians."
     )
     return ["## What a splice still knows of the span", text, "\n".join(lines)]
 

@@ -24,6 +24,15 @@ _COMMON: dict[str, Any] = dict(
 )
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "mla": ("deepseek_v2", dict(_COMMON, max_position_embeddings=8192)),
+    # Experts are chosen by a threshold: where two are a tie, rounding changes an answer by much.
+    "mla without experts": (
+        "deepseek_v2",
+        dict(
+            _COMMON,
+            max_position_embeddings=8192,
+            first_k_dense_replace=_COMMON["num_hidden_layers"],
+        ),
+    ),
     "gqa": ("llama", dict(_COMMON, max_position_embeddings=16384)),
 }
 """Recipes of leyline.tiny, and what differs from them."""

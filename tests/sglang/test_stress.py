@@ -2,7 +2,7 @@
 
 Afterwards every conversation is held again, alone on a server with room. As far as both times the
 same rows were kept, all answers must be the same; a turn that found less kept (evicted, given way)
-ends the comparison.
+ends the comparison. Log-probabilities differ by up to 1e-4: sums are rounded otherwise in a batch.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ CASES = {
 @pytest.mark.parametrize("kind", CASES)
 def test_stress(kind: str, checkpoint: Callable[..., Path]) -> None:
     flags = ("--chunked-prefill-size", "128", "--max-running-requests", "12", *CASES[kind])
-    model = checkpoint(kind)
+    model = checkpoint("mla without experts" if kind == "mla" else kind)
     # Every 17th step takes a request's rows away, whether there is room or not.
     env = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "17"}
     room = "3072" if kind == "mla" else "4096"

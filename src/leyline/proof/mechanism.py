@@ -1,35 +1,41 @@
-"""The paper's mechanism table, here: recorded sessions against real SGLang on the CPU with the
-plugin, with a plain prefix cache and with splices, so many sessions at once."""
+"""The paper's mechanism table, here: the shortest recorded sessions against real SGLang on the CPU
+with the plugin, with a plain prefix cache and with splices, so many sessions at once."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from leyline.bench.bed import machine
+from leyline.replay.arms import Arm
 from leyline.replay.report import Results
 from leyline.replay.run import Options, replay_on
-from leyline.traces import load_traces, take
+from leyline.traces import Session, load_traces, take
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is replayed. calls: of each session the first. slots: rows that the server holds, so
-    many that nothing is evicted and arms differ by their edits alone."""
+    """How much is replayed. sessions: by how many are at once. calls: of each session the first.
+    unedited: where the arm without edits runs too, which tells the full context's first tokens.
+    slots: rows that the server holds, so many that nothing is evicted and arms differ by their
+    edits alone."""
 
-    sessions: int
+    sessions: dict[int, int]
     calls: int
-    concurrency: tuple[int, ...]
+    unedited: tuple[int, ...]
     slots: int
 
 
-FULL = {
-    "nano": Scale(16, 16, (1, 4, 8, 16), 300_000),
-    "smollm2": Scale(4, 12, (1, 4), 40_000),
-}
-QUICK = Scale(2, 5, (1, 2), 32_768)
+# As many sessions as are at once: a prompt takes seconds here, in either model.
+_SESSIONS = {1: 4, 4: 4, 8: 8, 16: 16}
+FULL = Scale(_SESSIONS, 8, (1, 4), 120_000)
+AT_LEAST = 4
+"""Sessions that are told apart; more at once are copies with first words of their own."""
+
+QUICK = Scale({1: 2, 2: 2}, 5, (1, 2), 32_768)
 
 
 def run(model: Path, scale: Scale, say: Callable[[str], None] = lambda text: None) -> Results:
@@ -39,9 +45,6 @@ def run(model: Path, scale: Scale, say: Callable[[str], None] = lambda text: Non
     from leyline.sglang.bench.server import Server
 
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-    options = Options(
-        arms=("append", "truncate", "splice"), concurrency=scale.concurrency, calls=scale.calls
-    )
     flags = ("--max-total-tokens", str(scale.slots), "--enable-cache-report", "--page-size", "1")
     say("the server starts")
     with Server(model, flags) as server:
@@ -50,14 +53,53 @@ def run(model: Path, scale: Scale, say: Callable[[str], None] = lambda text: Non
             done = iter(range(1, calls + 1))
             return lambda: say(f"{concurrency} at once, {arm}: {next(done, calls)} of {calls}")
 
-        results = replay_on(
-            str(server.http.base_url),
-            take(load_traces(), scale.sessions),
-            options,
-            tokenizer=tokenizer,
-            on_run=on_run,
-        )
-    return replace(results, machine=machine())
+        parts = [
+            replay_on(
+                str(server.http.base_url),
+                take(shortest(load_traces(), AT_LEAST), sessions),
+                Options(_arms(scale, concurrency), (concurrency,), calls=scale.calls),
+                tokenizer=tokenizer,
+                on_run=on_run,
+            )
+            for concurrency, sessions in scale.sessions.items()
+        ]
+    return _together(parts)
+
+
+def shortest(sessions: Sequence[Session], n: int) -> list[Session]:
+    """The `n` sessions with the least text."""
+
+    def length(session: Session) -> int:
+        return sum(len(str(message["content"])) for message in session.messages)
+
+    return sorted(sessions, key=length)[:n]
+
+
+def _arms(scale: Scale, concurrency: int) -> tuple[Arm, ...]:
+    edited: tuple[Arm, ...] = ("truncate", "splice")
+    return ("append", *edited) if concurrency in scale.unedited else edited
+
+
+def _together(parts: list[Results]) -> Results:
+    """One page of replays that differ in how many sessions are at once."""
+    first = parts[0]
+    calls = [part.settings["calls"] for part in parts]
+    sessions = [part.settings["sessions"] for part in parts]
+    settings = {
+        "concurrency": [n for part in parts for n in part.settings["concurrency"]],
+        "sessions": sessions[0] if len(set(sessions)) == 1 else ", ".join(map(str, sessions)),
+        "calls": calls[0] if len(set(calls)) == 1 else ", ".join(map(str, calls)),
+    }
+    return replace(
+        first,
+        settings=first.settings | settings,
+        runs=tuple(run for part in parts for run in part.runs),
+        lines=tuple(line for part in parts for line in part.lines),
+        comparisons=tuple(each for part in parts for each in part.comparisons),
+        errors=dict(sum((Counter(part.errors) for part in parts), Counter())),
+        cut_short=next((part.cut_short for part in parts if part.cut_short), None),
+        machine=machine(),
+    )
 
 
 def save(results: Results, folder: Path, command: str) -> list[Path]:

@@ -93,7 +93,7 @@ def _drift(subject: Subject, options: Options, say: Say) -> list[Row]:
 
 
 def _influence(subject: Subject, options: Options, say: Say) -> list[Row]:
-    wanted, tries = (2, 8) if options.quick else (20, 80)
+    wanted, tries = (2, 8) if options.quick else (10, 32)
     return influence.run(subject, wanted, tries, say)
 
 

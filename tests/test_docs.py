@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tiny_server import running
+from tiny_server import running, tiny_engine
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -37,6 +38,18 @@ def test_readme_client_runs_against_the_server(
     assert edit["mode"] == "amortize" and edit["shift"] < -200
     assert report["tokens"]["moved"] >= 16
     assert "of" in capsys.readouterr().out
+
+
+def test_client_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code = "".join(blocks("docs/client.md", "python"))
+    with running(tiny_engine()) as server:
+        address = "http://127.0.0.1:8000"
+        assert address in code
+        names: dict[str, Any] = {}
+        exec(code.replace(address, server.url).replace('"smollm2"', '"tiny"'), names)
+    assert names["report"].moved and len(names["report"].edits) == 1
+    assert names["stream"].report.shared and names["done"].moved
+    assert "rows moved ahead" in capsys.readouterr().out
 
 
 @pytest.mark.slow

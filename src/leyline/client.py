@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from leyline.channel import EditReport, Fallback, Report
 from leyline.directive import Directive, Mode
+from leyline.policy import Applied
 
 Chunk = TypeVar("Chunk")
 Json = dict[str, Any]
@@ -110,6 +111,15 @@ def report_of(answer: Any) -> Report | None:
         splice_ms=raw["splice_ms"],
         forgotten=raw.get("forgotten", 0),
         kept_by_others=raw.get("kept_by_others", 0),
+    )
+
+
+def policies_of(answer: Any) -> tuple[Applied, ...]:
+    """What the server's policies did to the messages, in the order asked for; likewise."""
+    raw = _raw_report(answer) or {}
+    return tuple(
+        Applied(**{**{k: v for k, v in each.items() if k != "name"}, "policy": each["name"]})
+        for each in raw.get("policy", ())
     )
 
 

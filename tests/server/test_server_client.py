@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, BadRequestError, OpenAI
 from tiny_claude import agent_turn, client_of
 from tiny_server import Running, words
 
-from leyline.client import Session, Watched, report_of
+from leyline.client import Session, Watched, policies_of, report_of
 from leyline.directive import Directive, Mode
 
 SYSTEM = words(1, 40)
@@ -53,8 +53,10 @@ def test_the_servers_policy_and_mode(client: OpenAI) -> None:
     for spec in (policy, [policy]):
         session = Session(policy=spec, mode=Mode.REPAIR, repair=4)
         ask(client, history(3), session)
-        report = report_of(ask(client, history(4), session))
+        answer = ask(client, history(4), session)
+        report, (did,) = report_of(answer), policies_of(answer)
         assert report is not None
+        assert (did.policy, did.tool_uses) == ("clear_tool_outputs", 2) and did.tokens > 60
         assert [edit.mode for edit in report.edits] == [Mode.REPAIR]
 
 
@@ -136,7 +138,7 @@ def test_answers_without_a_report(client: OpenAI) -> None:
     answer = client.chat.completions.create(model="tiny", messages=history(1), max_tokens=1)
     assert report_of(answer) is None
     assert report_of({"meta_info": {"leyline": None}}) is None
-    assert report_of({}) is None
+    assert report_of({}) is None and policies_of({}) == ()
 
 
 def test_a_report_as_sglangs_own_endpoint_has_it() -> None:

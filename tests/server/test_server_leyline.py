@@ -190,6 +190,20 @@ def test_policy(client: OpenAI) -> None:
     assert answer.usage.prompt_tokens == len(want)
     assert len(answer.leyline["edits"]) == 3
     assert answer.leyline["tokens"]["moved"] > 100
+
+    def tokens(text: str) -> int:
+        return len(tiny_tokenizer()(text, add_special_tokens=False).input_ids)
+
+    freed = sum(tokens(words(90 + i, 40)) - tokens("[gone]") for i in range(3))
+    (did,) = answer.leyline["policy"]
+    assert did == {
+        "name": "clear_tool_outputs",
+        "tokens": freed,
+        "tool_uses": 3,
+        "thinking_turns": 0,
+        "messages": 0,
+    }
+    assert ask(client, messages, {"session": "policy"}).leyline["policy"] == []
     for policy, param in [
         ({"name": "nope"}, "leyline.policy.name"),
         ({"name": "clear_tool_outputs", "keep": -1}, "leyline.policy.keep"),

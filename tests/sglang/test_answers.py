@@ -184,7 +184,6 @@ def test_policy_edits_the_messages_and_nothing_else() -> None:
         (CHAT, {"session": "s", "policy": {"name": "x"}}, "leyline.policy.name", "invalid_policy"),
         (CHAT, {"session": "s", "policy": {**CLEAR, "keep": -1}}, "leyline.policy.keep", None),
         ("/v1/completions", {"session": "s", "policy": CLEAR}, "leyline.policy", None),
-        ("/v1/messages", {"session": "s", "policy": CLEAR}, "leyline.policy", None),
     ],
 )
 def test_malformed_object_is_refused_by_its_field(
@@ -196,6 +195,29 @@ def test_malformed_object_is_refused_by_its_field(
     assert refused.value.param == param
     assert str(refused.value).startswith(f"{param}: ")
     assert code is None or refused.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("managed", "messages"),
+    [
+        (3, TURNS[:1]),
+        ({"edits": [{"type": "clear_tool_uses_20250919", "keep": -1}]}, TURNS[:1]),
+        ({"edits": []}, None),
+        ({"edits": []}, [3]),
+        ({"edits": []}, [{"role": "user", "content": [{"type": "image"}]}]),
+        ('{"edits": ' + "[" * 900 + "]" * 900 + "}", TURNS[:1]),
+    ],
+)
+def test_malformed_context_management_is_a_sentence(managed: object, messages: object) -> None:
+    given = managed if isinstance(managed, str) else json.dumps(managed)
+    body = f'{{"context_management": {given}, "messages": {json.dumps(messages)}}}'
+    with pytest.raises(Refused) as refused:
+        take(body.encode(), "/v1/messages", lambda: True)
+    assert refused.value.status_code == 400 and len(str(refused.value)) < 300
+
+
+def test_context_management_elsewhere_is_sglangs() -> None:
+    assert take(b'{"context_management": 3}', CHAT, lambda: True) is None
 
 
 @pytest.mark.parametrize("depth", [300, 900])

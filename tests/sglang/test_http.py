@@ -69,6 +69,9 @@ def test_policy_is_spliced_and_reported_in_a_chat(client: openai.OpenAI) -> None
     report = only(answer)
     assert report["fallback"] is None
     assert report["edits"] and report["tokens"]["moved"] > 0
+    (did,) = report["policy"]
+    assert did["name"] == CLEAR["name"] and did["tool_uses"] and did["tokens"] > 0
+    assert first["policy"] == []
     assert answer.usage.prompt_tokens == report["tokens"]["prompt"] < first["tokens"]["prompt"]
     assert answer.usage.prompt_tokens_details.cached_tokens == cached_of(report)
 
@@ -144,6 +147,87 @@ def test_anthropic_messages(messages: anthropic.Anthropic, stream: bool) -> None
         report, usage = only(answer), answer.usage
     assert usage.cache_read_input_tokens == cached_of(report) > 0
     assert usage.input_tokens + cached_of(report) == report["tokens"]["prompt"]
+
+
+def uses(n: int) -> list[Any]:
+    """A conversation with so many tool uses."""
+    turns: list[Any] = [{"role": "user", "content": "list the files"}]
+    for i in range(n):
+        call = {"type": "tool_use", "id": f"t{i}", "name": "run", "input": {"command": "ls"}}
+        output = f"file {i} of the table " * 12
+        result = {"type": "tool_result", "tool_use_id": f"t{i}", "content": output}
+        turns.append({"role": "assistant", "content": [{"type": "text", "text": "on"}, call]})
+        turns.append({"role": "user", "content": [result]})
+    return turns
+
+
+CLEAR_USES = {
+    "edits": [
+        {
+            "type": "clear_tool_uses_20250919",
+            "trigger": {"type": "tool_uses", "value": 2},
+            "keep": {"type": "tool_uses", "value": 1},
+        }
+    ]
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_context_management(messages: anthropic.Anthropic, stream: bool) -> None:
+    """In a session, clearing costs no cached row behind what is cleared."""
+    session = {"leyline": {"session": f"http-managed-{stream}"}}
+
+    def ask(n: int, extra: dict[str, Any], managed: bool = True) -> Any:
+        return messages.beta.messages.create(
+            model="tiny",
+            max_tokens=4,
+            messages=uses(n),
+            betas=["context-management-2025-06-27"],
+            context_management=CLEAR_USES if managed else anthropic.NOT_GIVEN,
+            extra_body=extra,
+            stream=stream,
+        )
+
+    def last(answer: Any) -> Any:
+        if not stream:
+            return answer
+        (end,) = [event for event in answer if event.type == "message_delta"]
+        return end
+
+    whole = last(ask(3, {}, managed=False))
+    assert whole.context_management is None
+    first = last(ask(2, session))
+    assert first.context_management.applied_edits == []
+    then = last(ask(3, session))
+    (edit,) = then.context_management.applied_edits
+    assert edit.type == "clear_tool_uses_20250919" and edit.cleared_tool_uses == 2
+    report = only(then)
+    assert report["fallback"] is None and report["edits"] and report["tokens"]["moved"] > 0
+    plain = last(ask(3, {}))
+    assert plain.context_management.applied_edits == [edit]
+    assert "leyline" not in (plain.model_extra or {})
+
+
+def test_policy_on_anthropics_messages(messages: anthropic.Anthropic) -> None:
+    leyline = {
+        "session": "http-messages-policy",
+        "policy": {"name": "clear_tool_outputs", "keep": 1},
+    }
+    fields: Any = {"model": "tiny", "max_tokens": 4, "extra_body": {"leyline": leyline}}
+    messages.messages.create(messages=uses(2), **fields)
+    report = only(messages.messages.create(messages=uses(3), **fields))
+    assert report["policy"][0]["tool_uses"] == 2
+    assert report["fallback"] is None and report["edits"] and report["tokens"]["moved"] > 0
+
+
+def test_malformed_context_management(messages: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError, match=r"edits\[0\]"):
+        messages.messages.create(
+            model="tiny",
+            max_tokens=4,
+            messages=uses(1),
+            extra_body={"context_management": {"edits": [{"type": "clear_all"}]}},
+        )
 
 
 BODIES: dict[str, dict[str, Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
 from leyline.api.errors import FieldError, parse
 from leyline.channel import Channel, Report
 from leyline.directive import Directive, Mode, check_mode, parse_directive
+from leyline.policy.base import Applied
 from leyline.policy.errors import short
 
 MAX_NAME = 256
@@ -116,8 +118,29 @@ class TokenReport(BaseModel):
     computed: int
 
 
+class PolicyReport(BaseModel):
+    """What one policy did to the messages. tokens: freed. tool_uses: calls whose result was cleared
+    or dropped. thinking_turns: messages that lost their reasoning. messages: dropped."""
+
+    name: str
+    tokens: int
+    tool_uses: int
+    thinking_turns: int
+    messages: int
+
+    @classmethod
+    def of(cls, applied: Applied) -> PolicyReport:
+        return cls(
+            name=applied.policy,
+            tokens=applied.tokens,
+            tool_uses=applied.tool_uses,
+            thinking_turns=applied.thinking_turns,
+            messages=applied.messages,
+        )
+
+
 class LeylineReport(BaseModel):
-    """The `leyline` object of an answer.
+    """The `leyline` object of an answer. policy: what each did, in the order asked for.
 
     copied: kept rows were copied, as others use the source too; else they were moved.
     forgotten, kept_by_others: with mode forget, rows dropped, and rows that others go on using.
@@ -131,10 +154,11 @@ class LeylineReport(BaseModel):
     copied: bool
     forgotten: int = 0
     kept_by_others: int = 0
+    policy: list[PolicyReport] = []
 
     @classmethod
-    def of(cls, report: Report) -> LeylineReport | None:
-        """An engine's report; None for a request without a session."""
+    def of(cls, report: Report, applied: Sequence[Applied] = ()) -> LeylineReport | None:
+        """An engine's report, and what policies did before; None without a session."""
         if report.session is None:
             return None
         return cls(
@@ -151,4 +175,5 @@ class LeylineReport(BaseModel):
             copied=report.copied,
             forgotten=report.forgotten,
             kept_by_others=report.kept_by_others,
+            policy=[PolicyReport.of(each) for each in applied],
         )

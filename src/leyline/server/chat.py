@@ -26,6 +26,7 @@ from leyline.api.openai_answers import (
 )
 from leyline.engine.request import Delta, Done, Logprob
 from leyline.engine.request import Request as EngineRequest
+from leyline.policy import Applied, Edited
 from leyline.server.limits import read_body
 from leyline.server.prepare import State, check_model, edited, load, sampling_of
 from leyline.server.stream import EngineResponse
@@ -44,16 +45,16 @@ async def chat(request: Request) -> Response:
 def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
     request = parse_chat(load(body))
     check_model(request.model, state.engine)
-    channel, messages = None, request.conversation
+    channel, view = None, Edited(request.conversation, ())
     if (leyline := request.channel) is not None:
         channel = leyline.channel(leyline.session, owner)
-        messages = edited(leyline.policy, messages, "leyline")
-    prompt = state.text.render(messages, request.offered_tools, request.template_kwargs)
+        view = edited(leyline.policy, view.messages, state.text, "leyline")
+    prompt = state.text.render(view.messages, request.offered_tools, request.template_kwargs)
     return EngineResponse(
         state.engine,
         state.metrics,
         EngineRequest(prompt, sampling_of(request, state.defaults), channel),
-        ChatSurface(request, state.engine.name, state.text),
+        ChatSurface(request, state.engine.name, state.text, view.applied),
         stream=bool(request.stream),
         prompt="messages",
     )
@@ -62,10 +63,14 @@ def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
 class ChatSurface:
     """A chat completion on the wire."""
 
-    def __init__(self, request: ChatRequest, model: str, text: Text) -> None:
+    def __init__(
+        self, request: ChatRequest, model: str, text: Text, applied: Sequence[Applied] = ()
+    ) -> None:
+        """applied: what policies did to the messages."""
         self._include_usage = request.include_usage
         self._with_logprobs = request.alternatives is not None
         self._text = text
+        self._applied = applied
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
@@ -82,7 +87,7 @@ class ChatSurface:
             tail = ChatChunk(id=self._id, created=self._created, model=self._model, choices=[])
             yield last
         # The report is in the last chunk, with the usage; that has no choices only if asked for.
-        tail.leyline = LeylineReport.of(event.report)
+        tail.leyline = LeylineReport.of(event.report, self._applied)
         if self._include_usage or tail.leyline is not None:
             tail.usage = usage_of(event)
         yield tail
@@ -99,7 +104,7 @@ class ChatSurface:
             model=self._model,
             choices=[choice],
             usage=usage_of(done),
-            leyline=LeylineReport.of(done.report),
+            leyline=LeylineReport.of(done.report, self._applied),
         )
 
     def _chunk(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from anyio import to_thread
@@ -36,6 +36,7 @@ from leyline.api.messages import Message
 from leyline.channel import EngineError, Report
 from leyline.engine.request import Delta, Done, Logprob
 from leyline.engine.request import Request as EngineRequest
+from leyline.policy import Applied
 from leyline.server.errors import ApiError
 from leyline.server.limits import read_body
 from leyline.server.prepare import State, check_model, edited, load, sampling_of
@@ -62,13 +63,13 @@ async def count_tokens(request: Request) -> Response:
 def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
     request = parse_messages(load(body))
     check_model(request.model, state.engine)
-    prompt, applied = _prompt(state, request)
+    prompt, done = _prompt(state, request)
     leyline = request.channel
     sampling = sampling_of(request, state.defaults)
     # max_tokens is a bound here and no demand: clients ask for more than small models take.
     room = int(state.engine.max_tokens) - len(prompt)
     cut = sampling.max_tokens is not None and 0 < room < sampling.max_tokens
-    surface = MessageSurface(state.engine.name, applied, cut)
+    surface = MessageSurface(state.engine.name, done, cut)
     return EngineResponse(
         state.engine,
         state.metrics,
@@ -87,44 +88,51 @@ def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
 def _count(state: State, body: bytes) -> CountAnswer:
     request = parse_count(load(body))
     check_model(request.model, state.engine)
-    prompt, applied = _prompt(state, request)
+    prompt, done = _prompt(state, request)
     answer = CountAnswer(input_tokens=len(prompt))
-    if applied is not None:
-        original = _render(state, request, request.messages)
+    if done.edits is not None:
+        original, _ = _render(state, request, request.messages)
         answer.context_management = OriginalTokens(original_input_tokens=len(original))
     return answer
 
 
-def _prompt(state: State, request: CountRequest) -> tuple[np.ndarray, AppliedEdits | None]:
-    """The edited conversation as tokens, int64 `[n]`, and what `context_management` came to."""
-    if request.rules is None:
-        return _render(state, request, request.messages), None
-    tokenizer = state.text.tokenizer
-    head = _render(state, request, [{"role": "user", "content": ""}])  # needs the tokenizer, too
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """What was done to the messages. edits: by `context_management`; None without one. policies:
+    by the `leyline` object's."""
 
-    def count(text: str) -> int:
-        return len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
-
-    edited = apply(request.rules, request.messages, count, len(head))
-    applied = AppliedEdits(applied_edits=list(edited.applied))
-    return _render(state, request, edited.messages), applied
+    edits: AppliedEdits | None
+    policies: tuple[Applied, ...]
 
 
-def _render(state: State, request: CountRequest, messages: list[Message]) -> np.ndarray:
-    chat = request.chat(messages)
-    if request.channel is not None:
-        chat = edited(request.channel.policy, chat, "leyline")
-    return state.text.render(chat, request.offered_tools, request.template_kwargs)
+def _prompt(state: State, request: CountRequest) -> tuple[np.ndarray, Cleared]:
+    """The edited conversation as tokens, int64 `[n]`."""
+    messages, edits = request.messages, None
+    if request.rules is not None:
+        head, _ = _render(state, request, [{"role": "user", "content": ""}])
+        managed = apply(request.rules, messages, state.text.count, len(head))
+        messages, edits = managed.messages, AppliedEdits(applied_edits=list(managed.applied))
+    prompt, policies = _render(state, request, messages)
+    return prompt, Cleared(edits, policies)
+
+
+def _render(
+    state: State, request: CountRequest, messages: list[Message]
+) -> tuple[np.ndarray, tuple[Applied, ...]]:
+    policy = None if request.channel is None else request.channel.policy
+    view = edited(policy, request.chat(messages), state.text, "leyline")
+    prompt = state.text.render(view.messages, request.offered_tools, request.template_kwargs)
+    return prompt, view.applied
 
 
 class MessageSurface:
     """An answer on the wire, and the events of a streamed one."""
 
-    def __init__(self, model: str, applied: AppliedEdits | None, cut: bool) -> None:
+    def __init__(self, model: str, cleared: Cleared, cut: bool) -> None:
         """cut: the answer may have fewer tokens than were asked for."""
         self._id = f"msg_{uuid.uuid4().hex}"
         self._model = model
-        self._applied = applied
+        self._cleared = cleared
         self._cut = cut
         self._open = False
 
@@ -143,8 +151,8 @@ class MessageSurface:
         yield MessageDelta(
             delta=ending,
             usage=_usage(event.report, event.completion_tokens),
-            context_management=self._applied,
-            leyline=LeylineReport.of(event.report),
+            context_management=self._cleared.edits,
+            leyline=LeylineReport.of(event.report, self._cleared.policies),
         )
         yield MessageStop()
 
@@ -157,8 +165,8 @@ class MessageSurface:
             stop_reason=ending.stop_reason,
             stop_sequence=ending.stop_sequence,
             usage=_usage(done.report, done.completion_tokens),
-            context_management=self._applied,
-            leyline=LeylineReport.of(done.report),
+            context_management=self._cleared.edits,
+            leyline=LeylineReport.of(done.report, self._cleared.policies),
         )
 
     def opening(self, report: Report) -> bytes:

@@ -12,7 +12,7 @@ from leyline.api.messages import Message
 from leyline.api.openai import Common
 from leyline.engine.engine import Engine
 from leyline.engine.request import Sampling
-from leyline.policy import PolicyError, apply_policy
+from leyline.policy import Edited, PolicyError, apply_policy
 from leyline.policy.errors import short
 from leyline.server.errors import ApiError, named
 from leyline.server.limits import Settings
@@ -69,13 +69,13 @@ def check_model(name: str | None, engine: Engine) -> None:
         raise ApiError(404, what, param="model", code="model_not_found")
 
 
-def edited(policy: Any, messages: list[Message], prefix: str) -> list[Message]:
+def edited(policy: Any, messages: list[Message], text: Text, prefix: str) -> Edited:
     """The messages as the request's policy leaves them; all of them without one. Raises ApiError;
     prefix: the field that the policy stands in."""
     if policy is None:
-        return messages
+        return Edited(messages, ())
     try:
-        return apply_policy(policy, messages).messages
+        return apply_policy(policy, messages, text.count)
     except PolicyError as error:
         raise named(error, prefix) from error
 

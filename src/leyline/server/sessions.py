@@ -5,7 +5,7 @@ A session's id is the rest of the path, slashes included: it is data, never a pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from leyline.api.leyline_object import LeylineReport, check_session
 from leyline.api.sessions import DropAnswer, Segment, SessionAnswer, parse_edit
 from leyline.engine.request import Delta, Done, Logprob, Sampling
 from leyline.engine.request import Request as EngineRequest
+from leyline.policy import Applied
 from leyline.server.completions import tokens_of
 from leyline.server.errors import ApiError
 from leyline.server.limits import read_body
@@ -78,18 +79,20 @@ def _prepare(state: State, body: bytes, session: str, owner: str) -> EngineRespo
     options = parse_edit(load(body))
     check_model(options.model, state.engine)
     prompt: Any = None
+    applied: tuple[Applied, ...] = ()
     if options.messages is not None:
-        messages = edited(options.policy, options.messages, "")
+        view = edited(options.policy, options.messages, state.text, "")
+        applied = view.applied
         # The conversation goes on with what the tools say: no turn of the assistant is opened.
         kwargs = options.chat_template_kwargs
-        prompt = state.text.render(messages, options.tools or None, kwargs, to_answer=False)
+        prompt = state.text.render(view.messages, options.tools or None, kwargs, to_answer=False)
     elif options.prompt is not None:
         prompt = tokens_of(state.text, options.prompt)
     return EngineResponse(
         state.engine,
         state.metrics,
         EngineRequest(prompt, Sampling(max_tokens=0), options.channel(session, owner)),
-        ReportSurface(),
+        ReportSurface(applied),
         prefix="",
         prompt="messages" if options.messages is not None else "prompt",
     )
@@ -98,11 +101,14 @@ def _prepare(state: State, body: bytes, session: str, owner: str) -> EngineRespo
 class ReportSurface:
     """Only the report."""
 
+    def __init__(self, applied: Sequence[Applied]) -> None:
+        self._applied = applied
+
     def chunks(self, event: Delta | Done) -> Iterable[BaseModel]:
         return ()
 
     def whole(self, text: str, logprobs: list[Logprob], done: Done) -> BaseModel:
-        report = LeylineReport.of(done.report)
+        report = LeylineReport.of(done.report, self._applied)
         assert report is not None
         return report
 

@@ -56,6 +56,11 @@ class Text:
         self._needed("prompt")
         return self._tokens(text, special=True)
 
+    def count(self, text: str) -> int:
+        """Tokens of a text by itself."""
+        self._needed("messages")
+        return len(self._tokens(text, special=False))
+
     def piece(self, token: int) -> tuple[str, bytes]:
         """A token as text and as bytes. A part of a character is written `bytes:\\xe2\\x82`."""
         if self.tokenizer is None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from leyline.api.anthropic_answers import AppliedEdits
 from leyline.sglang.carriers import KEY
 from leyline.sglang.request import Refused, Report
 
@@ -19,13 +20,15 @@ INVALID = "invalid_request_error"
 
 
 class Shape(Protocol):
-    """The answers of one API."""
+    """The answers of one API. managed: what `context_management` did, to be put in."""
+
+    managed: AppliedEdits | None
 
     def error(self, error: Refused) -> bytes:
         """An error's body."""
         ...
 
-    def whole(self, answer: dict[str, Any], report: Report) -> None:
+    def whole(self, answer: dict[str, Any], report: Report | None) -> None:
         """Set the report in an answer that is not streamed."""
         ...
 
@@ -36,6 +39,8 @@ class Shape(Protocol):
 
 class OpenAI:
     """Chat and text completions."""
+
+    managed: AppliedEdits | None = None
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
@@ -50,7 +55,9 @@ class OpenAI:
         }
         return orjson.dumps({"error": problem})
 
-    def whole(self, answer: dict[str, Any], report: Report) -> None:
+    def whole(self, answer: dict[str, Any], report: Report | None) -> None:
+        if report is None:
+            return
         answer[KEY] = report
         usage = answer.get("usage")
         if isinstance(usage, dict):
@@ -87,28 +94,38 @@ class OpenAI:
 class Anthropic:
     """Messages."""
 
+    def __init__(self) -> None:
+        self.managed: AppliedEdits | None = None
+
     def error(self, error: Refused) -> bytes:
         problem = {"type": INVALID, "message": _clean(error.message)}
         return orjson.dumps({"type": "error", "error": problem})
 
-    def whole(self, answer: dict[str, Any], report: Report) -> None:
-        answer[KEY] = report
-        _split_input(answer.get("usage"), report)
+    def whole(self, answer: dict[str, Any], report: Report | None) -> None:
+        self._set(answer, report)
+        if report is not None:
+            _split_input(answer.get("usage"), report)
 
     def event(self, event: bytes, report: Report | None) -> Iterable[bytes]:
-        if event and report is not None:
+        if event and (report is not None or self.managed is not None):
             event = self._with_report(event, report)
         if event:
             yield event
 
-    def _with_report(self, event: bytes, report: Report) -> bytes:
+    def _set(self, answer: dict[str, Any], report: Report | None) -> None:
+        if report is not None:
+            answer[KEY] = report
+        if self.managed is not None:
+            answer["context_management"] = self.managed.model_dump(mode="json")
+
+    def _with_report(self, event: bytes, report: Report | None) -> bytes:
         name, _, _ = event.partition(b"\n")
         if name not in (b"event: message_start", b"event: message_delta"):
             return event
         data = _json(event)
         if name == b"event: message_delta":
-            data[KEY] = report
-        else:
+            self._set(data, report)
+        elif report is not None:
             _split_input(data.get("message", {}).get("usage"), report)
         return name + b"\ndata: " + orjson.dumps(data) + b"\n\n"
 

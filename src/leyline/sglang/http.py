@@ -1,7 +1,8 @@
-"""The top-level `leyline` object of requests to `/v1/…`, as an ASGI middleware.
+"""The top-level `leyline` object of requests to `/v1/…`, as an ASGI middleware; on `/v1/messages`
+Anthropic's `context_management` too.
 
-SGLang drops fields that it doesn't know. Requests without the object go through untouched, and so
-do bodies that are encoded (`content-encoding`), which SGLang doesn't read either.
+SGLang drops fields that it doesn't know. Requests without them go through untouched, and so do
+bodies that are encoded (`content-encoding`), which SGLang doesn't read either.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from leyline.api.anthropic_answers import AppliedEdits
+from leyline.api.anthropic_messages import check_conversation
+from leyline.api.context_management import apply, parse_context_management
 from leyline.api.errors import FieldError, join
-from leyline.api.leyline_object import LeylineObject
-from leyline.policy import PolicyError, apply_policy
+from leyline.api.leyline_object import LeylineObject, PolicyReport
+from leyline.policy import Applied, PolicyError, apply_policy, estimate
+from leyline.policy.turns import as_json
 from leyline.sglang.answers import Anthropic, Events, OpenAI, Shape
 from leyline.sglang.carriers import KEY, is_enabled, parse_object
 from leyline.sglang.request import Exchange, Refused
@@ -23,13 +28,15 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _MENTION = b'"leyline"'
+_MANAGED = b'"context_management"'
 _CHATS = ("/v1/chat/completions", "/invocations")
 _GENERATE = "/generate"
+_MESSAGES = "/v1/messages"
 SHAPES: dict[str, Callable[[], Shape]] = {
     **dict.fromkeys(_CHATS, OpenAI),
     _GENERATE: OpenAI,
     "/v1/completions": OpenAI,
-    "/v1/messages": Anthropic,
+    _MESSAGES: Anthropic,
 }
 """Of each path that is looked at."""
 
@@ -60,7 +67,7 @@ class LeylineMiddleware:
         if path not in SHAPES:
             return await self.app(scope, receive, send)
         messages, body = await _read(receive)
-        if _MENTION not in body:
+        if _MENTION not in body and not (path == _MESSAGES and _MANAGED in body):
             return await self.app(scope, _replay(messages, receive), send)
         shape = SHAPES[path]()
         try:
@@ -74,16 +81,21 @@ class LeylineMiddleware:
             rest = [each for each in messages if each["type"] != "http.request"]
             messages = [{"type": "http.request", "body": taken.body}, *rest]
         exchange = Exchange(taken.given)
-        answer = _Answer(send, shape, exchange)
+        if taken.managed is not None and isinstance(shape, Anthropic):
+            shape.managed = taken.managed
+        answer = _Answer(send, shape, exchange, taken.applied)
         await self.app({**scope, KEY: exchange}, _replay(messages, receive), answer.send)
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a body had. given: the top-level object. body: the new one, where it changed."""
+    """What a body had. given: the top-level object. body: the new one, where it changed. applied:
+    what policies did to the messages; managed: what `context_management` did."""
 
     given: LeylineObject | None
     body: bytes | None = None
+    applied: tuple[Applied, ...] = ()
+    managed: AppliedEdits | None = None
 
 
 def take(body: bytes, path: str, enabled: Callable[[], bool]) -> Taken | None:
@@ -101,46 +113,65 @@ def take(body: bytes, path: str, enabled: Callable[[], bool]) -> Taken | None:
             what = "goes into sampling_params.custom_params or kv_hints here, not to the top level."
             raise Refused.of(FieldError(KEY, what, "unsupported_parameter"))
         return None
-    if raw is None:
+    rules = request.pop("context_management", None) if path == _MESSAGES else None
+    if raw is None and rules is None:
         custom = request.get("custom_params")
         return Taken(None) if isinstance(custom, dict) and KEY in custom else None
     try:
-        given = parse_object(raw, enabled())
-        if given.policy is None:
+        given = None if raw is None else parse_object(raw, enabled())
+        applied: tuple[Applied, ...] = ()
+        managed = None if rules is None else _manage(rules, request)
+        if given is not None and given.policy is not None:
+            applied = _apply_policy(given.policy, request, path)
+            given = given.model_copy(update={"policy": None})
+        elif managed is None:
             return Taken(given)
-        _apply_policy(given.policy, request, path)
-        return Taken(given.model_copy(update={"policy": None}), orjson.dumps(request))
+        return Taken(given, orjson.dumps(request), applied, managed)
     except FieldError as error:
         raise Refused.of(error) from None
     except (RecursionError, orjson.JSONEncodeError):
         raise Refused.of(FieldError("", "the body is nested too deeply.")) from None
 
 
-def _apply_policy(policy: Any, request: dict[str, Any], path: str) -> None:
+def _manage(rules: Any, request: dict[str, Any]) -> AppliedEdits:
+    """Edit a request's messages by its `context_management`. Tokens are estimated: the tokenizer is
+    in another process."""
+    checked = parse_context_management(rules)
+    messages = check_conversation(request.get("messages"))
+    front = [request[name] for name in ("system", "tools") if request.get(name) is not None]
+    head = sum(estimate(each if isinstance(each, str) else as_json(each)) for each in front)
+    edited = apply(checked, messages, estimate, head)
+    request["messages"] = edited.messages
+    return AppliedEdits(applied_edits=list(edited.applied))
+
+
+def _apply_policy(policy: Any, request: dict[str, Any], path: str) -> tuple[Applied, ...]:
     if path == "/v1/completions":
         what = "edits messages, and a completion has none."
         raise FieldError(f"{KEY}.policy", what)
-    if path not in _CHATS:
-        what = f"is not supported on {path} yet; send edited messages, Leyline finds the edits."
-        raise FieldError(f"{KEY}.policy", what)
     if not isinstance(request.get("messages"), list):
-        return  # for SGLang to refuse
+        return ()  # for SGLang to refuse
     try:
-        request["messages"] = apply_policy(policy, request["messages"]).messages
+        edited = apply_policy(policy, request["messages"])
     except PolicyError as error:
         field = error.field
         where = field if field.startswith("messages") else join(KEY, field)
         raise FieldError(where, error.message, "invalid_policy") from None
+    request["messages"] = edited.messages
+    return edited.applied
 
 
 class _Answer:
     """The answer on its way to the client: a report is put in; a failure takes its place, as long
     as nothing was sent."""
 
-    def __init__(self, send: Send, shape: Shape, exchange: Exchange) -> None:
+    def __init__(
+        self, send: Send, shape: Shape, exchange: Exchange, applied: tuple[Applied, ...]
+    ) -> None:
         self._send = send
         self._shape = shape
         self._exchange = exchange
+        self._policy = [PolicyReport.of(each).model_dump() for each in applied]
         self._start: Message | None = None
         """Held until the first of the body: then it is known whether there is a failure."""
         self._write: Callable[[bytes, bool], Any] = self._plain
@@ -173,6 +204,12 @@ class _Answer:
         kinds = {b"application/json": self._whole, b"text/event-stream": self._streamed}
         return kinds.get(kind, self._plain)
 
+    @property
+    def _report(self) -> dict[str, Any] | None:
+        """The engine's, with what was done here."""
+        report = self._exchange.report
+        return {**report, "policy": self._policy} if report and self._policy else report
+
     async def _begin(self) -> None:
         if self._start is not None:
             start, self._start = self._start, None
@@ -186,8 +223,8 @@ class _Answer:
         self._pieces.append(piece)
         if more:
             return
-        body, report = b"".join(self._pieces), self._exchange.report
-        if report is not None and self._start is not None:
+        body, report = b"".join(self._pieces), self._report
+        if (report is not None or self._shape.managed is not None) and self._start is not None:
             answer = orjson.loads(body)
             self._shape.whole(answer, report)
             body = orjson.dumps(answer)
@@ -200,7 +237,7 @@ class _Answer:
         events = self._events.feed(piece)
         if not more:
             events += [self._events.rest(), b""]
-        report = self._exchange.report
+        report = self._report
         out = b"".join(part for event in events for part in self._shape.event(event, report))
         if out or not more:
             await self._plain(out, more)

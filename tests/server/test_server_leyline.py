@@ -316,7 +316,7 @@ def test_reports_are_json(server: Running) -> None:
         "copied",
         "forgotten",
         "kept_by_others",
-            "policy",
+        "policy",
     }
     assert set(report["tokens"]) == {"prompt", "shared", "moved", "computed"}
     assert json.dumps(report["fallback"]) == "null"

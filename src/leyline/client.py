@@ -33,11 +33,11 @@ class Session:
     """One conversation. What it holds goes with every request; see docs/api.md for the fields.
 
     name: one of its own by default. policy: one, or a list of them, applied in order by the server;
-    leave it out where the messages are edited here.
+    a name alone is one with its defaults. Leave it out where the messages are edited here.
     """
 
     name: str = field(default_factory=_new_name)
-    policy: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    policy: str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     mode: Mode | str = Mode.AMORTIZE
     repair: int | None = None
     strict: bool = False
@@ -82,8 +82,8 @@ class Session:
     def _edit_options(self, directives: Sequence[Directive] | None) -> Json:
         given: Json = {}
         if self.policy is not None:
-            one = isinstance(self.policy, Mapping)
-            given["policy"] = self.policy if one else list(self.policy)
+            policy = {"name": self.policy} if isinstance(self.policy, str) else self.policy
+            given["policy"] = policy if isinstance(policy, Mapping) else list(policy)
         if self.mode != Mode.AMORTIZE:
             given["mode"] = str(self.mode)
         if self.repair is not None:
@@ -105,7 +105,16 @@ def report_of(answer: Any) -> Report | None:
         moved=tokens["moved"],
         computed=tokens["computed"],
         session=raw["session"],
-        edits=tuple(EditReport(**{**edit, "mode": Mode(edit["mode"])}) for edit in raw["edits"]),
+        edits=tuple(
+            EditReport(
+                start=edit["start"],
+                end=edit["end"],
+                replacement_tokens=edit["replacement_tokens"],
+                shift=edit["shift"],
+                mode=Mode(edit["mode"]),
+            )
+            for edit in raw["edits"]
+        ),
         copied=raw.get("copied", False),
         fallback=None if raw["fallback"] is None else Fallback(raw["fallback"]),
         splice_ms=raw["splice_ms"],
@@ -118,7 +127,13 @@ def policies_of(answer: Any) -> tuple[Applied, ...]:
     """What the server's policies did to the messages, in the order asked for; likewise."""
     raw = _raw_report(answer) or {}
     return tuple(
-        Applied(**{**{k: v for k, v in each.items() if k != "name"}, "policy": each["name"]})
+        Applied(
+            each["name"],
+            each["tool_uses"],
+            each["thinking_turns"],
+            each["messages"],
+            each["tokens"],
+        )
         for each in raw.get("policy", ())
     )
 
@@ -152,7 +167,9 @@ def _raw_report(answer: Any) -> Json | None:
     raw = found.get("leyline")
     if raw is None and isinstance(found.get("meta_info"), Mapping):  # of SGLang's /generate
         raw = found["meta_info"].get("leyline")
-    return raw[0] if isinstance(raw, list) else raw
+    if isinstance(raw, list):
+        raw = raw[0] if raw else None
+    return raw
 
 
 def _as_json(directive: Directive) -> Json:

@@ -32,6 +32,7 @@ def test_a_model_that_was_verified(tmp_path: Path) -> None:
     file = tmp_path / "verify" / "moonlight.json"
     file.write_text(json.dumps({**found, "passed": False}))
     assert "holds on 0 of 1" in text(tmp_path)
+    assert "moonlight: does not hold" in text(tmp_path)
 
 
 def test_replay_numbers(tmp_path: Path) -> None:

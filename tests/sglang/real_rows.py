@@ -394,7 +394,8 @@ def _prefill(runner: Any, tokens: list[int]) -> torch.Tensor:
 
 def main(out: Path) -> None:
     """Writes what was found, a line each. (Standard output is everybody's.)"""
-    importlib.import_module("sglang.benchmark.one_batch")  # once, for all children
+    for module in ("sglang.benchmark.one_batch", "sglang.srt.models.registry"):
+        importlib.import_module(module)  # once, for all children
     processes = multiprocessing.get_context("fork")
     work = [(name, entry[0]) for name, entry in (TURNS | REFUSED).items()]
     with processes.Pool(2, maxtasksperchild=1) as pool:

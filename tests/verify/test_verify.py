@@ -173,3 +173,21 @@ def test_command_refuses_with_a_line(line: list[str], says: str) -> None:
     assert result.exit_code == 1
     assert says in result.output
     assert "Traceback" not in result.output
+
+
+def test_rotations_that_are_not_a_number_fail(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A goal that anything meets is none."""
+    compare, truth = kept_rows._compare, kept_rows._from_truth
+    monkeypatch.setattr(kept_rows, "_compare", lambda *a: (compare(*a)[0], math.nan))
+    monkeypatch.setattr(kept_rows, "_from_truth", lambda *a: math.nan if a else truth(*a))
+    rows = by_name(kept_rows.run(subject, 1, quiet))
+    assert rows["rows.rotation"].met is False and rows["rows.truth"].met is False
+    monkeypatch.setattr(forget, "_apart", lambda *a: math.nan)
+    assert by_name(forget.run(subject, 2, quiet))["forget.empty"].met is False
+
+
+def test_nothing_checked_is_not_passed(subject: Subject) -> None:
+    found = run(subject, Options(only=("answers",)))
+    assert not found.checked and not found.passed and found.skipped

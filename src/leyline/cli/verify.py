@@ -61,7 +61,8 @@ def verify(
             from leyline.plot import require
 
             require()
-            check_writable(folder.absolute() / "report.md" if folder.is_dir() else folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            check_writable(folder / "report.md")
         with err.status(f"Loading {escape(model)} …"), loading(model):
             source = model if is_tiny(model) else model_path(model)[0]
             name = model if is_tiny(model) else model_path(model)[1]
@@ -76,6 +77,8 @@ def verify(
 
             line = shlex.join(["leyline", *map(without_folder, sys.argv[1:])])
             out.print(f"Report: {write(found.as_json(), folder, line)}", highlight=False)
+        if not found.checked:
+            err.print("Nothing that could fail was measured.", highlight=False)
         if not found.passed:
             raise typer.Exit(1)
 

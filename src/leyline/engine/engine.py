@@ -203,13 +203,13 @@ class Engine:
         config: Config | None = None,
         name: str | None = None,
     ) -> Engine:
-        """Load a model directory with Transformers. Nothing is downloaded."""
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        """Load a model directory with Transformers. Nothing is downloaded. One without a tokenizer
+        takes token ids only."""
+        from transformers import AutoModelForCausalLM
 
         path = Path(path)
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        return cls(model.to(device), tokenizer, config, name or path.name)
+        return cls(model.to(device), _tokenizer_of(path), config, name or path.name)
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -417,6 +417,15 @@ class Engine:
             waiting=len(self._scheduler.waiting),
             sessions=len(self.store.lineages),
         )
+
+
+def _tokenizer_of(path: Path) -> Any:
+    """The tokenizer in a model directory; None if there is none."""
+    from transformers import AutoTokenizer
+
+    if not any(path.glob("*token*")) and not any(path.glob("vocab*")):
+        return None
+    return AutoTokenizer.from_pretrained(path, local_files_only=True)
 
 
 def _capacity(config: Config, row_bytes: int) -> int:

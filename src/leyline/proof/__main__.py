@@ -30,6 +30,9 @@ def main(arguments: list[str] | None = None) -> None:
             out.print(str(file), highlight=False)
     except (MissingExtra, OSError, ValueError, RuntimeError) as trouble:
         sys.exit(f"leyline.proof: {trouble}")
+    except KeyboardInterrupt:
+        err.print("interrupted")
+        sys.exit(130)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -109,7 +112,7 @@ def _model(given: argparse.Namespace, words: list[str]) -> list[Path]:
     file = given.growth or given.out / "growth.json"
     if given.growth and not file.is_file():
         raise ValueError(f"--growth: {file} is no file")
-    growth = report.load(file)["data"] if file.is_file() else None
+    growth = report.load(file, "growth")["data"] if file.is_file() else None
     sizes = paper_table.SIZES[:2] if given.quick else paper_table.SIZES
     return _measured("model", given, words, lambda say: paper_table.run(growth, sizes))
 

@@ -12,6 +12,7 @@ from leyline.proof.pages import ratio, seconds, table
 
 Data = dict[str, Any]
 
+MEASUREMENTS = ("rows", "drift", "forget", "influence", "answers")
 PAPER_MODELS = ("deepseek_v2", "joyai_flash", "glm4_moe_lite", "moonlight")
 
 
@@ -34,7 +35,7 @@ def write(folder: Path) -> Path:
 
 def text(folder: Path) -> str:
     claims = list(_claims(folder))
-    lines = [[c.what, c.paper, c.here, f"[{c.page}]({c.page})"] for c in claims]
+    lines = [[c.what, c.paper, c.here, _link(folder, c.page)] for c in claims]
     return (
         "\n\n".join(
             [
@@ -45,7 +46,7 @@ def text(folder: Path) -> str:
                 table(["what", "paper", "here", "page"], lines),
                 _WHY,
                 "## Costs",
-                *_costs(folder),
+                *(list(_costs(folder)) or ["Not run."]),
                 _UNMEASURED,
             ]
         )
@@ -53,8 +54,21 @@ def text(folder: Path) -> str:
     )
 
 
+def _link(folder: Path, page: str) -> str:
+    return f"[{page}]({page})" if (folder / page).is_file() or page.startswith("..") else "–"
+
+
 def _load(file: Path) -> Data | None:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    """Raises ValueError, naming the file, for one that can't be read."""
+    if not file.is_file():
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file}: not written by leyline")
+    return found
 
 
 def _claims(folder: Path) -> Iterator[Claim]:
@@ -128,6 +142,7 @@ def _verified(folder: Path, model: str) -> Iterator[Claim]:
     if found is None:
         yield Claim(f"the mechanism on {model}", "holds", "not run", page)
         return
+    yield Claim(f"the mechanism on {model}", "holds", _verdict(found), page)
     rows = {row["name"]: row for row in found["rows"]}
     sides = {
         name.split(".")[1].replace("_", " "): row["details"]["sides"]["0"]
@@ -146,7 +161,6 @@ def _verified(folder: Path, model: str) -> Iterator[Claim]:
             page,
         )
     if "drift.once" not in rows or "answers.splice" not in rows:
-        yield Claim(f"the mechanism on {model}", "holds", "not all measured", page)
         return
     curves = rows["drift.once"]["details"]
     errors = curves["curves"]["fp32, stored in bf16"]
@@ -169,11 +183,29 @@ def _verified(folder: Path, model: str) -> Iterator[Claim]:
     )
 
 
+def _verdict(found: Data) -> str:
+    """In a few words, with what was not measured."""
+    missed = [row["name"] for row in found["rows"] if row["met"] is False]
+    wanted = [name for name in MEASUREMENTS if name not in found["skipped"]]
+    left = [*found["failed"], *(name for name in wanted if not _measured(found, name))]
+    verdict = "holds" if found["passed"] else ": ".join(["does not hold", ", ".join(missed)])
+    if not any(row["met"] is not None for row in found["rows"]):
+        verdict = "nothing checked"
+    if left:
+        verdict += f"; not measured: {', '.join(dict.fromkeys(left))}"
+    return verdict + (" (a quick run)" if found["quick"] else "")
+
+
+def _measured(found: Data, name: str) -> bool:
+    return any(row["name"].split(".")[0] == name for row in found["rows"])
+
+
 def _architectures(folder: Path) -> Claim:
     found = {name: _load(folder / "verify" / f"{name}.json") for name in PAPER_MODELS}
-    run = {name: data for name, data in found.items() if data is not None}
-    good = [name for name, data in run.items() if data["passed"]]
+    run = {name: _verdict(data) for name, data in found.items() if data is not None}
+    good = [name for name, verdict in run.items() if verdict.startswith("holds")]
     here = f"holds on {len(good)} of {len(run)} with their rows and frequencies, random weights"
+    here += "".join(f"; {name}: {verdict}" for name, verdict in run.items() if verdict != "holds")
     return Claim(
         "DeepSeek-V2-Lite, JoyAI-LLM Flash, GLM-4.7-Flash, Moonlight-16B-A3B",
         "validated",

@@ -41,7 +41,11 @@ def render(file: Path) -> list[Path]:
     """
     result = load(file)
     text = file.with_name(f"{result['kind']}.md")
-    text.write_text(page(result), encoding="utf-8")
+    try:
+        shown = page(result)
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{file}: is incomplete ({error!r})") from error
+    text.write_text(shown, encoding="utf-8")
     picture = text.with_suffix(".png")
     from leyline.proof.plots import draw
 
@@ -52,12 +56,16 @@ def render(file: Path) -> list[Path]:
     return [text, picture]
 
 
-def load(file: Path) -> dict[str, Any]:
-    """A JSON file that `save` wrote. Raises ValueError, naming it, for anything else."""
+def load(file: Path, kind: str | None = None) -> dict[str, Any]:
+    """A JSON file that `save` wrote, of this kind. Raises ValueError, naming it, otherwise."""
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file}: no JSON ({error})") from error
     if not isinstance(result, dict) or result.get("kind") not in PAGES:
         raise ValueError(f"{file}: not written by leyline.proof ({', '.join(PAGES)})")
+    if kind not in (None, result["kind"]):
+        raise ValueError(f"{file}: has {result['kind']}, not {kind}")
+    if not result.get("data") or not isinstance(result.get("machine"), dict):
+        raise ValueError(f"{file}: is incomplete")
     return result

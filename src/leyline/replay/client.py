@@ -167,9 +167,12 @@ class Client:
                     raise _error(_body(answer.read()), answer.status_code)
                 for chunk in _chunks(answer):
                     stream.take(chunk, time.perf_counter())
+            return stream.answer(began, time.perf_counter())
         except (httpx.HTTPError, UnicodeEncodeError) as trouble:  # text may be no Unicode
             raise CallError(f"{type(trouble).__name__}: {trouble}") from trouble
-        return stream.answer(began, time.perf_counter())
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as trouble:
+            what = f"{url}: not an answer in the OpenAI API's shape ({trouble!r})"
+            raise CallError(what) from trouble
 
 
 def _chunks(answer: httpx.Response) -> Iterator[dict[str, Any]]:
@@ -199,7 +202,8 @@ def _body(data: bytes) -> Any:
 def _error(found: Any, status: int | None) -> CallError:
     """From an error object in any server's manner."""
     if not isinstance(found, dict):
-        return CallError(f"HTTP {status}: {str(found)[:300]}", status)
+        where = f"HTTP {status}: " if status else ""
+        return CallError(f"{where}{str(found)[:300]}", status)
     text = str(found.get("message") or found.get("detail") or found)[:300]
     if status is None:  # the stream had begun: the object itself may have the status
         code = found.get("code")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from threading import Event
+from threading import Event, Thread
 
 from leyline.replay.arms import Arm, Job, leyline_of, messages_of
 from leyline.replay.client import Answer, CallError, Client
@@ -79,16 +78,36 @@ def run_arm(
         return done
 
     began = time.perf_counter()
-    with ThreadPoolExecutor(settings.concurrency) as pool:
-        workers = [pool.submit(worker) for _ in range(settings.concurrency)]
-        try:
-            outcomes = [outcome for each in workers for outcome in each.result()]
-        except BaseException:
-            stop.set()
-            raise
+    try:
+        outcomes = _together(worker, settings.concurrency)
+    except BaseException:
+        stop.set()
+        raise
     wall = time.perf_counter() - began
     outcomes.sort(key=lambda outcome: (outcome.session, outcome.call))
     return Run(settings.arm, settings.concurrency, settings.mark, wall, tuple(outcomes))
+
+
+def _together(worker: Callable[[], list[Outcome]], n: int) -> list[Outcome]:
+    """What n workers come to. Whoever interrupts need not wait for a call that hangs: the threads
+    are daemons."""
+    came: SimpleQueue[list[Outcome] | BaseException] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            came.put(worker())
+        except BaseException as trouble:
+            came.put(trouble)
+
+    for _ in range(n):
+        Thread(target=run, daemon=True).start()
+    outcomes: list[Outcome] = []
+    for _ in range(n):
+        found = came.get()
+        if isinstance(found, BaseException):
+            raise found
+        outcomes += found
+    return outcomes
 
 
 def _session(

@@ -47,7 +47,7 @@ def run(subject: Subject, repeats: int, say: Callable[[str], None]) -> list[Row]
         prefill(engine, target)
         empty = logits(engine, target, len(target) - 1)
         differ += _different(ours[1], same[1])
-        worst = max(worst, _apart(ours[0], empty))
+        worst = float(np.maximum(worst, _apart(ours[0], empty)))  # NaN stays
     return [
         Row(
             "forget.rows",

@@ -73,9 +73,9 @@ def _check(subject: Subject, case: Case, found: Found) -> None:
     for index, layer in enumerate(engine.layout.layers):
         changed, error = _compare(before[index], after[index], layer, engine.layout.rope, case)
         found.changed[index] += changed
-        found.error[index] = max(found.error[index], error)
+        found.error[index] = float(np.maximum(found.error[index], error))  # NaN stays
     rope, first = engine.layout.rope, engine.layout.layers[0]
-    found.truth = max(found.truth, _from_truth(after, fresh, first, rope, case))
+    found.truth = float(np.maximum(found.truth, _from_truth(after, fresh, first, rope, case)))
 
 
 def _compare(
@@ -142,7 +142,7 @@ def _rows(found: Found, layers: int) -> list[Row]:
         Row(
             "rows.rotation",
             "worst error of a turned element / what one rounding explains (I3)",
-            max(found.error),
+            float(np.max(found.error)),
             at_most=1.0,
             details=details,
         ),

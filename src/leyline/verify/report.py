@@ -27,7 +27,7 @@ def markdown(found: Found, command: str, pictures: list[str]) -> str:
     parts = [
         f"# {found['model']}: does the mechanism hold?",
         f"Made by `{command}` in {_minutes(found)}. {_machine(found)}",
-        "All that was asked of it holds." if found["passed"] else "**Not all of it holds.**",
+        _verdict(found),
         _facts(found["facts"]),
         _table(found["rows"]),
         *_influence(found),
@@ -37,6 +37,12 @@ def markdown(found: Found, command: str, pictures: list[str]) -> str:
         *[f"**Came to nothing:** {name}: {why}." for name, why in found["failed"].items()],
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _verdict(found: Found) -> str:
+    if found["passed"]:
+        return "All that was asked of it holds."
+    return "**Not all of it holds.**" if found["checked"] else "**Nothing of it was checked.**"
 
 
 def _minutes(found: Found) -> str:

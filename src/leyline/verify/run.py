@@ -40,8 +40,14 @@ class Verified:
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
+    def checked(self) -> bool:
+        """Whether there was anything that could have failed."""
+        return any(row.met is not None for row in self.results.rows)
+
+    @property
     def passed(self) -> bool:
-        return not self.failed and all(row.met is not False for row in self.results.rows)
+        held = all(row.met is not False for row in self.results.rows)
+        return self.checked and held and not self.failed
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -50,6 +56,7 @@ class Verified:
             "skipped": self.skipped,
             "failed": self.failed,
             "seconds": self.seconds,
+            "checked": self.checked,
             "passed": self.passed,
         }
 

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from bytes_tokenizer import bytes_tokenizer
-from leyline.bench import decode, hitrate, overhead, prefill, run, splice
+from leyline.bench import ahead, decode, hitrate, overhead, prefill, run, splice
 from leyline.bench.row import Row
 from leyline.engine.engine import Config, Engine
 from leyline.tiny import tiny_model
@@ -79,6 +79,14 @@ def test_prefill_and_decode_rows(engine: Engine) -> None:
     rows = decode.run(engine, bare, TOKENS, (30, 60), new=5, repeats=1, batch=4)
     assert [row.name for row in rows] == ["decode.30", "decode.60", "decode.batch4"]
     assert all(row.value > 0 and row.details["pairs"] for row in rows)
+
+
+def test_an_edit_made_ahead_leaves_the_new_tokens(engine: Engine) -> None:
+    rows = {row.name: row for row in ahead.run(engine, TOKENS, SIZES, repeats=2)}
+    for name in ("replace", "repair"):
+        assert rows[f"ahead.{name}.computed"].value == 11
+        assert rows[f"ahead.{name}"].at_most == 1.0
+        assert len(rows[f"ahead.{name}"].details["pairs"]) == 2
 
 
 def test_switched_off_engine_splices_nothing(engine: Engine) -> None:

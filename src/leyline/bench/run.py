@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from leyline.bench import decode, hitrate, overhead, prefill, splice
+from leyline.bench import ahead, decode, hitrate, overhead, prefill, splice
 from leyline.bench.bed import Bed, machine
 from leyline.bench.results import Results
 from leyline.bench.row import Row
@@ -48,6 +48,11 @@ def run(options: Options, say: Callable[[str, str], None] = lambda name, text: N
 def _splice(bed: Bed, options: Options, say: Say) -> list[Row]:
     sizes = splice.Sizes(conversation=1500 if options.quick else 6000)
     return splice.run(bed.engine, bed.tokens(sizes.conversation), sizes, bed.repeats, say)
+
+
+def _ahead(bed: Bed, options: Options, say: Say) -> list[Row]:
+    sizes = splice.Sizes(conversation=1500 if options.quick else 6000)
+    return ahead.run(bed.engine, bed.tokens(sizes.conversation), sizes, bed.repeats, say)
 
 
 def _prefill(bed: Bed, options: Options, say: Say) -> list[Row]:
@@ -142,6 +147,7 @@ def _named(shape: Any) -> str:
 
 MEASUREMENTS: dict[str, Callable[[Bed, Options, Say], list[Row]]] = {
     "splice": _splice,
+    "ahead": _ahead,
     "hitrate": _hitrate,
     "prefill": _prefill,
     "decode": _decode,

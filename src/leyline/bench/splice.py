@@ -52,8 +52,8 @@ def run(
     rows = []
     for kind, stub in (("replace", sizes.stub), ("delete", 0)):
         source = tokens[: sizes.conversation]
-        edited = [_edited(source, sizes, stub, i, engine.vocab_size) for i in range(2 * repeats)]
-        cases = [_Case(source, *edited[i : i + 2]) for i in range(0, 2 * repeats, 2)]
+        targets = [edited(source, sizes, stub, i, engine.vocab_size) for i in range(2 * repeats)]
+        cases = [_Case(source, *targets[i : i + 2]) for i in range(0, 2 * repeats, 2)]
         for way, measure in (("moved", _moved), ("copied", _copied)):
             say(f"{kind}, rows {way}")
             engine.reset()
@@ -63,7 +63,7 @@ def run(
     return [*rows, _slots(engine, tokens, sizes)]
 
 
-def _edited(source: np.ndarray, sizes: Sizes, stub: int, i: int, vocab: int) -> np.ndarray:
+def edited(source: np.ndarray, sizes: Sizes, stub: int, i: int, vocab: int) -> np.ndarray:
     """The source with its span, `i` tokens further on, replaced by `stub` tokens, and new ones."""
     start, end = sizes.start + i, sizes.start + i + sizes.span
     rng = np.random.default_rng(i)
@@ -143,7 +143,7 @@ def _slots(engine: Engine, tokens: np.ndarray, sizes: Sizes) -> Row:
 
     session = Channel("slots")
     source = tokens[: sizes.conversation]
-    target = _edited(source, sizes, sizes.span - sizes.new, 0, engine.vocab_size)
+    target = edited(source, sizes, sizes.span - sizes.new, 0, engine.vocab_size)
     prefill(engine, source, session)
     before = engine.stats()
     report = prefill(engine, target, session)

@@ -173,8 +173,9 @@ CLEAR_USES = {
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_context_management(messages: anthropic.Anthropic, stream: bool) -> None:
+def test_context_management(server: Server, messages: anthropic.Anthropic, stream: bool) -> None:
     """In a session, clearing costs no cached row behind what is cleared."""
+    server.flush()  # a session would take what plain requests have computed exactly
     session = {"leyline": {"session": f"http-managed-{stream}"}}
 
     def ask(n: int, extra: dict[str, Any], managed: bool = True) -> Any:

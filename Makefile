@@ -55,7 +55,7 @@ test-sglang: $(SGLANG)/.ready
 proof: $(VENV)/.ready $(SGLANG)/.ready
 	@mkdir -p $(RESULTS)
 	@failed=; for model in $(TRAINED:=:float32) $(VERIFIED:=:auto); do \
-	  $(VENV)/bin/leyline verify $${model%:*} --dtype $${model#*:} $(QUICK) --out $(RESULTS)/verify \
+	  $(VENV)/bin/leyline verify $${model%:*} --dtype $${model#*:} --sessions 1 $(QUICK) --out $(RESULTS)/verify \
 	    || failed="$$failed $${model%:*}"; done; \
 	  echo "$$failed" > $(RESULTS)/.failed
 	$(PY) -m leyline.proof growth $(QUICK) --out $(RESULTS)

@@ -45,7 +45,7 @@ def run(path: Path, *, quick: bool, say: Say = lambda text: None) -> dict[str, A
     from leyline.engine.engine import Config, Engine
 
     kept = (192, 384) if quick else KEPT
-    repeats = 1 if quick else 2
+    repeats = 1  # a pair of each: four sizes are each other's check
     bed = Bed(path, repeats)
     longest = max(kept) + 1000
     config = Config(memory_gib=MEMORY_GIB, max_tokens=longest + 100)

@@ -30,8 +30,8 @@ class Scale:
 
 
 # As many sessions as are at once: a prompt takes seconds here, in either model.
-_SESSIONS = {1: 4, 4: 4, 8: 8, 16: 16}
-FULL = Scale(_SESSIONS, 8, (1, 4), 120_000)
+_SESSIONS = {1: 2, 4: 4, 8: 8, 16: 16}
+FULL = Scale(_SESSIONS, 6, (1, 4), 120_000)
 AT_LEAST = 4
 """Sessions that are told apart; more at once are copies with first words of their own."""
 

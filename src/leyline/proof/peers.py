@@ -127,7 +127,7 @@ def run(
     vocab_size = len(tokenizer)
     stub = np.asarray(tokenizer(STUB).input_ids, dtype=np.int64)
     asked = edits(QUICK if quick else CONVERSATIONS, stub=min(20, len(stub)))
-    repeats = 1 if quick else 2
+    repeats = 1  # one pair of each edit: five engines have to fit into the hour
     cases = []
     for peer in chosen:
         say(f"{peer.name}: the server starts")

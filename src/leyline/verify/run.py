@@ -100,7 +100,7 @@ def _drift(subject: Subject, options: Options, say: Say) -> list[Row]:
 
 
 def _influence(subject: Subject, options: Options, say: Say) -> list[Row]:
-    wanted, tries = (2, 8) if options.quick else (10, 32)
+    wanted, tries = (2, 8) if options.quick else (6, 12)
     return influence.run(subject, wanted, tries, say)
 
 

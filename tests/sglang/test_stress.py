@@ -187,15 +187,30 @@ def _held_again(server: Server, number: int, conversation: list[Turn]) -> int:
         ):
             return same
         if again.ids != turn.ids:
-            assert tied(again, turn.ids), (turn, again.body)
+            assert tied(again, turn.ids), parted(server, turn, again)
             return same
     return len(conversation)
+
+
+def parted(server: Server, turn: Turn, again: Answer) -> str:
+    """All there is to say of an answer that is another one now."""
+    plain = server.generate(turn.prompt, turn.n).ids
+    at = first_difference(again.ids, turn.ids)
+    likeliest = again.meta["output_top_logprobs"][at]
+    return (
+        f"token {at} of {turn.n}: {turn.ids[at:]} then, {again.ids[at:]} now, {plain[at:]} for a "
+        f"plain request; the likeliest: {likeliest}; {turn.report}; {turn.leyline}"
+    )
+
+
+def first_difference(one: list[int], other: list[int]) -> int:
+    return next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
 
 
 def tied(again: Answer, then: list[int]) -> bool:
     """Whether the answers part where two tokens are as likely as each other: sums are rounded
     otherwise when more is in a batch."""
-    at = next(i for i, (one, other) in enumerate(zip(again.ids, then, strict=True)) if one != other)
+    at = first_difference(again.ids, then)
     (best, *_), (second, token, *_) = again.meta["output_top_logprobs"][at]
     return token == then[at] and best - second < TIED
 

@@ -99,4 +99,4 @@ def test_verify_holds(subject: Subject) -> None:
     assert found.passed, [row.name for row in found.results.rows if row.met is False]
     assert not found.skipped
     measured = {row.name: row.value for row in found.results.rows}
-    assert measured["answers.control"] > 0.1
+    assert measured["answers.control"] > 0.1 and measured["answers.control.clear"] > 1

@@ -191,3 +191,19 @@ def test_rotations_that_are_not_a_number_fail(
 def test_nothing_checked_is_not_passed(subject: Subject) -> None:
     found = run(subject, Options(only=("answers",)))
     assert not found.checked and not found.passed and found.skipped
+
+
+def test_standard_errors_of_a_difference_by_turns() -> None:
+    def said(*nll: float, tokens: tuple[int, ...]) -> list[answers.Said]:
+        return [
+            answers.Said("s", i, n, value, 0, 0, True)
+            for i, (value, n) in enumerate(zip(nll, tokens, strict=True))
+        ]
+
+    tokens = (2, 2, 2, 2)
+    ours, theirs = said(3, 5, 3, 5, tokens=tokens), said(1, 1, 1, 1, tokens=tokens)
+    # Differences a token 1, 2, 1, 2: mean 1.5, standard deviation 0.577, over the root of 4.
+    assert answers.standard_errors(ours, theirs) == pytest.approx(1.5 / (math.sqrt(1 / 3) / 2))
+    assert answers.standard_errors(theirs, ours) == -answers.standard_errors(ours, theirs)
+    assert math.isnan(answers.standard_errors(ours[:1], theirs[:1]))
+    assert math.isnan(answers.standard_errors(theirs, theirs))

@@ -26,6 +26,11 @@ from leyline.verify.subject import Subject
 
 KEEP = 2
 FULL, FRESH, SPLICE, UNTURNED = "full context", "fresh prefill", "splice", "splice, unturned"
+MOST = 0.05
+"""Nats a token that a splice may cost against a fresh prefill."""
+
+CLEAR, ENOUGH = 2.33, 10
+"""Standard errors by which the control must be worse, and turns from which on that is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +193,21 @@ def _rows(found: Found) -> list[Row]:
             "nats a token that the splice is worse than the fresh prefill",
             nll[SPLICE] - nll[FRESH],
             unit="nats",
-            at_most=0.05,
+            # Half of what a wrong rotation costs, so that one would not pass.
+            at_most=min(MOST, max(0.0, (nll[UNTURNED] - nll[FRESH]) / 2)),
         ),
         Row(
             "answers.control",
             "control: nats a token that a splice without rotation is worse than the splice",
             nll[UNTURNED] - nll[SPLICE],
             unit="nats",
-            at_least=0.1,
+        ),
+        Row(
+            "answers.control.clear",
+            "the same in its standard errors (2.33: by chance once in a hundred)",
+            standard_errors(both[UNTURNED], both[SPLICE]),
+            unit="plain",
+            at_least=CLEAR if len(fit) >= ENOUGH else None,
         ),
         Row(
             "answers.first",
@@ -205,6 +217,19 @@ def _rows(found: Found) -> list[Row]:
             unit="share",
         ),
     ]
+
+
+def standard_errors(ours: list[Said], theirs: list[Said]) -> float:
+    """Mean difference of the likelihood a token, over its standard error: turns are drawn, and
+    their tokens go together (a ratio estimate; Cochran, Sampling Techniques, 6.4). NaN for fewer
+    than two turns, or where all differ alike."""
+    apart = np.array([a.nll - b.nll for a, b in zip(ours, theirs, strict=True)])
+    tokens = np.array([each.tokens for each in ours])
+    mean, n = apart.sum() / tokens.sum(), len(tokens)
+    if n < 2:
+        return float("nan")
+    error = np.sqrt(((apart - mean * tokens) ** 2).sum() * n / (n - 1)) / tokens.sum()
+    return float(mean / error) if error else float("nan")
 
 
 def _agreement(ours: list[Said], theirs: list[Said]) -> float:

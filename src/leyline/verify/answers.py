@@ -18,10 +18,9 @@ from leyline.bench.row import Row
 from leyline.channel import Channel
 from leyline.directive import Mode
 from leyline.engine.engine import Engine
-from leyline.engine.request import Sampling
 from leyline.replay.turns import Turn, fitting, turns_of
 from leyline.traces import Session, load_traces
-from leyline.verify.look import logits, session_key
+from leyline.verify.look import logits, prefill, session_key
 from leyline.verify.subject import Subject
 
 KEEP = 2
@@ -111,18 +110,16 @@ def _replay(subject: Subject, session: Session, arm: Arm, calls: int | None) -> 
 def _say(
     engine: Engine, turn: Turn, channel: Channel | None, session: str, i: int, edited: bool
 ) -> Said:
-    answer = engine.generate(turn.prompt, Sampling(forced=turn.answer), channel)
+    report = prefill(engine, turn.prompt, channel)
     whole = np.concatenate([turn.prompt, turn.answer[:-1]])
+    prefill(engine, whole, channel)  # the recorded answer, in one pass
     key = whole if channel is None else session_key(engine, channel.session)
-    if len(key) != len(whole) or answer.report is None:
+    if len(key) != len(whole):
         raise RuntimeError(f"session {session}, turn {i}: its answer was not cached: more --memory")
-    if answer.report.fallback is not None:
-        why = answer.report.fallback
-        raise RuntimeError(f"session {session}, turn {i}: not spliced ({why}): more --memory")
     behind = logits(engine, key, len(turn.prompt) - 1)
     nll = -float(_chosen(behind.double().log_softmax(-1), turn.answer).sum())
     first = int(behind[0].argmax())
-    return Said(session, i, len(turn.answer), nll, first, answer.report.computed, edited)
+    return Said(session, i, len(turn.answer), nll, first, report.computed, edited)
 
 
 def _chosen(distribution: Tensor, tokens: tuple[int, ...]) -> Tensor:

@@ -21,7 +21,7 @@ def prefill(engine: Engine, tokens: np.ndarray, channel: Channel | None = None) 
     report = engine.generate(tokens, Sampling(max_tokens=0), channel).report
     assert report is not None
     if report.fallback is not None:
-        raise RuntimeError(f"the engine could not splice: {report.fallback}")
+        raise RuntimeError(f"the engine could not splice ({report.fallback}): more --memory")
     return report
 
 

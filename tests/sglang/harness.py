@@ -17,6 +17,7 @@ import time
 import uuid
 import weakref
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -27,6 +28,8 @@ from openai import OpenAI
 from prefork import Forked
 
 HERE = Path(__file__).parent
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = count(12_000 + 4_000 * (_WORKER % 5))
 START_LIMIT = 240.0
 STOP_LIMIT = 60.0
 READY = "The server is fired up and ready to roll!"
@@ -339,9 +342,17 @@ def _probe_entry_point(folder: Path) -> Path:
 
 
 def _free_port() -> int:
-    with socket.socket() as it:
-        it.bind(("127.0.0.1", 0))
-        return it.getsockname()[1]
+    """One that stays free until the server is up: below those that outgoing connections get, and of
+    this process alone among those that share the tests. (SGLang takes a second one, up to 1000
+    further on.)"""
+    for port in _PORTS:
+        with socket.socket() as it:
+            try:
+                it.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
+    raise AssertionError("unreachable")
 
 
 def _until(true: Any, otherwise: str, limit: float = 30.0) -> None:

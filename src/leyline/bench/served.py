@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -91,8 +92,13 @@ class Served:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as it:
-        it.bind(("127.0.0.1", 0))
-        port: int = it.getsockname()[1]
-        return port
+    """A port that nobody listens on, below those that outgoing connections get: a server takes long
+    to start, and it must still be free then."""
+    for port in random.SystemRandom().sample(range(8_100, 12_000), 100):
+        with socket.socket() as it:
+            try:
+                it.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
+    raise RuntimeError("no free port between 8100 and 12000")

@@ -27,7 +27,7 @@ help:
 	@echo 'make lint   ruff and mypy'
 	@echo 'make sglang-demo, sglang-bench, test-sglang'
 	@echo '            the same for the SGLang plugin: real SGLang on the CPU, in $(SGLANG)'
-	@echo 'make proof  everything in docs/results: under an hour, with nothing else running'
+	@echo 'make proof  everything in docs/results: an hour or more, with nothing else running'
 	@echo 'make lock   resolve requirements.lock anew'
 	@echo 'make clean  remove the environment and all caches in this folder'
 	@echo 'ARGS="…" is passed on: make demo ARGS="--help"'

@@ -77,6 +77,15 @@ def take(sessions: Sequence[Session], n: int | None = None) -> list[Session]:
     return [_copy(sessions[i % len(sessions)], i // len(sessions)) for i in range(n)]
 
 
+def shortest(sessions: Sequence[Session], n: int) -> list[Session]:
+    """The `n` sessions with the least text."""
+
+    def length(session: Session) -> int:
+        return sum(len(str(message["content"])) for message in session.messages)
+
+    return sorted(sessions, key=length)[:n]
+
+
 def _copy(session: Session, number: int) -> Session:
     if number == 0 or not session.messages:
         return session

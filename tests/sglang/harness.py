@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,9 +26,14 @@ import torch
 from openai import OpenAI
 from prefork import Forked
 
+from leyline.bench.served import first_free
+
 HERE = Path(__file__).parent
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _PORTS = count(12_000 + 4_000 * (_WORKER % 5))
+"""They stay free until a server is up: below those that outgoing connections get, and of this
+process alone among those that share the tests. (SGLang takes a second one, up to 1000 further on.)
+"""
 START_LIMIT = 240.0
 STOP_LIMIT = 60.0
 READY = "The server is fired up and ready to roll!"
@@ -126,7 +130,7 @@ class Server:
         env: dict[str, str] | None = None,
     ) -> None:
         self.model, self.flags, self.plugin, self.strict = Path(model), flags, plugin, strict
-        self.port = _free_port()
+        self.port = first_free(_PORTS)
         self.url = f"http://127.0.0.1:{self.port}"
         self.folder = Path(mkdtemp(prefix="leyline-sglang-"))
         self._tidy = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
@@ -339,20 +343,6 @@ def _probe_entry_point(folder: Path) -> Path:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: leyline-probe\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nleyline_probe = probe:activate\n")
     return info.parent
-
-
-def _free_port() -> int:
-    """One that stays free until the server is up: below those that outgoing connections get, and of
-    this process alone among those that share the tests. (SGLang takes a second one, up to 1000
-    further on.)"""
-    for port in _PORTS:
-        with socket.socket() as it:
-            try:
-                it.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                continue
-    raise AssertionError("unreachable")
 
 
 def _until(true: Any, otherwise: str, limit: float = 30.0) -> None:

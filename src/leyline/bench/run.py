@@ -45,13 +45,17 @@ def run(options: Options, say: Callable[[str, str], None] = lambda name, text: N
     return results
 
 
+def _sizes(options: Options) -> splice.Sizes:
+    return splice.Sizes(conversation=1500 if options.quick else 6000)
+
+
 def _splice(bed: Bed, options: Options, say: Say) -> list[Row]:
-    sizes = splice.Sizes(conversation=1500 if options.quick else 6000)
+    sizes = _sizes(options)
     return splice.run(bed.engine, bed.tokens(sizes.conversation), sizes, bed.repeats, say)
 
 
 def _ahead(bed: Bed, options: Options, say: Say) -> list[Row]:
-    sizes = splice.Sizes(conversation=1500 if options.quick else 6000)
+    sizes = _sizes(options)
     return ahead.run(bed.engine, bed.tokens(sizes.conversation), sizes, bed.repeats, say)
 
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -94,11 +94,16 @@ class Served:
 def free_port() -> int:
     """A port that nobody listens on, below those that outgoing connections get: a server takes long
     to start, and it must still be free then."""
-    for port in random.SystemRandom().sample(range(8_100, 12_000), 100):
+    return first_free(random.SystemRandom().sample(range(8_100, 12_000), 100))
+
+
+def first_free(ports: Iterable[int]) -> int:
+    """The first of these that nobody listens on. Raises RuntimeError if there is none."""
+    for port in ports:
         with socket.socket() as it:
             try:
                 it.bind(("127.0.0.1", port))
                 return port
             except OSError:
                 continue
-    raise RuntimeError("no free port between 8100 and 12000")
+    raise RuntimeError("none of the ports is free")

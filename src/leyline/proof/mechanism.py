@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from leyline.bench.bed import machine
 from leyline.replay.arms import Arm
 from leyline.replay.report import Results
 from leyline.replay.run import Options, replay_on
-from leyline.traces import Session, load_traces, take
+from leyline.traces import load_traces, shortest, take
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,6 @@ def run(model: Path, scale: Scale, say: Callable[[str], None] = lambda text: Non
             for concurrency, sessions in scale.sessions.items()
         ]
     return _together(parts)
-
-
-def shortest(sessions: Sequence[Session], n: int) -> list[Session]:
-    """The `n` sessions with the least text."""
-
-    def length(session: Session) -> int:
-        return sum(len(str(message["content"])) for message in session.messages)
-
-    return sorted(sessions, key=length)[:n]
 
 
 def _arms(scale: Scale, concurrency: int) -> tuple[Arm, ...]:

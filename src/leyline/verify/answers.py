@@ -19,7 +19,7 @@ from leyline.channel import Channel
 from leyline.directive import Mode
 from leyline.engine.engine import Engine
 from leyline.replay.turns import Turn, fitting, turns_of
-from leyline.traces import Session, load_traces
+from leyline.traces import Session, load_traces, shortest
 from leyline.verify.look import logits, prefill, session_key
 from leyline.verify.subject import Subject
 
@@ -78,19 +78,14 @@ class Found:
 def run(
     subject: Subject, sessions: int, calls: int | None, say: Callable[[str], None]
 ) -> list[Row]:
-    """sessions: so many recorded ones, shortest first. calls: at most so many of each."""
+    """sessions: so many of the recorded ones of 15 calls and more, shortest first. calls: of each
+    at most so many."""
     found = Found({arm.name: [] for arm in ARMS})
-    for session in shortest(sessions):
+    for session in shortest([s for s in load_traces() if len(s.gaps_ms) >= 14], sessions):
         for arm in ARMS:
             say(f"session {session.id}, {arm.name}")
             found.arms[arm.name] += _replay(subject, session, arm, calls)
     return _rows(found)
-
-
-def shortest(n: int) -> list[Session]:
-    """The n shortest shipped sessions of at least 15 calls."""
-    long_enough = [s for s in load_traces() if len(s.gaps_ms) >= 14]
-    return sorted(long_enough, key=lambda s: sum(len(m["content"]) for m in s.messages))[:n]
 
 
 def _replay(subject: Subject, session: Session, arm: Arm, calls: int | None) -> Iterator[Said]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +11,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 from tiny_server import Running, held, running, tiny_engine, until
 
 from leyline.engine import scheduler
 from leyline.server.auth import Keys
 from leyline.server.errors import ApiError
-from leyline.server.limits import Settings
+from leyline.server.limits import OpenRequestsMiddleware, Settings
 from leyline.server.run import listen, serve
 
 BODY: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 1}
@@ -112,6 +114,35 @@ def test_429(guarded: Running) -> None:
         assert a.post(TEXT, json=BODY).status_code == 200
 
 
+def test_a_request_is_over_when_its_last_byte_is_out() -> None:
+    """Not when the app has returned: the next one of who read the answer may come before that."""
+    statuses: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await send({"type": "http.response.body", "body": b"b"})
+
+    limited = OpenRequestsMiddleware(app, most=1)
+    scope: Scope = {"type": "http", "path": TEXT, "state": {"owner": "a"}}
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def note(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    async def client(message: Message) -> None:
+        """Asks again while the answer is under way, and when it has all of it."""
+        await note(message)
+        if message["type"] == "http.response.body":
+            await limited(scope, receive, note)
+
+    asyncio.run(limited(scope, receive, client))
+    assert statuses == [200, 429, 200]
+
+
 def test_503_when_the_queue_is_full() -> None:
     with running(max_waiting=2) as server, ThreadPoolExecutor(2) as pool, server.http() as http:
         with held(server.engine):
@@ -172,7 +203,6 @@ def test_500_for_what_nobody_thought_of(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_small_pieces_are_sent_at_once() -> None:
     """Connections don't wait for acknowledgements, which would be 40 ms a token."""
-    import asyncio
     import socket
 
     async def accepted() -> int:

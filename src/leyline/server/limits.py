@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from fastapi import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leyline.server.errors import ApiError
 
@@ -58,12 +58,27 @@ class OpenRequestsMiddleware:
             await _too_many(self.most).response()(scope, receive, send)
             return
         self._open[owner] += 1
-        try:
-            await self.app(scope, receive, send)
-        finally:
+        closed = False
+
+        def close() -> None:
+            nonlocal closed
+            if closed:
+                return
+            closed = True
             self._open[owner] -= 1
             if not self._open[owner]:
                 del self._open[owner]
+
+        async def closing(message: Message) -> None:
+            # Before its last byte goes out: who has read it may ask again at once.
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                close()
+            await send(message)
+
+        try:
+            await self.app(scope, receive, closing)
+        finally:
+            close()
 
 
 def _too_large(most: int) -> ApiError:

@@ -163,13 +163,10 @@ def test_growth_computes_stub_and_new_tokens_at_every_size() -> None:
     with Engine(tiny_model("llama"), None, Config(memory_gib=0.05), "tiny") as engine:
         found = growth.splices(engine, TOKENS, (100, 300), 1, start=40, span=90)
         shape = growth.shape_of(engine)
-    assert [(c.kept, c.kind, c.way) for c in found] == [
-        (n, kind, way)
-        for n in (100, 300)
-        for kind in ("replace", "delete")
-        for way in ("moved", "copied")
+    assert [(c.kept, c.way) for c in found] == [
+        (n, way) for n in (100, 300) for way in ("moved", "copied")
     ]
-    assert [c.computed for c in found] == [70, 70, 50, 50] * 2
+    assert [c.computed for c in found] == [70] * 4
     for cost in found:
         edit = Edit(**cost.edit)
         assert edit.kept == cost.kept and 0 < cost.splice_s < cost.splice_ttft_s
@@ -272,11 +269,9 @@ def test_growth_and_model_from_the_command_line(tiny_directory: Path, tmp_path: 
         assert str(tmp_path) not in text + (out / f"{kind}.json").read_text()
         assert "A quick run" in text and "nan" not in text
     data = json.loads((out / "growth.json").read_text())["data"]
-    assert [c["computed"] for c in data["splices"]] == [70, 70, 50, 50] * 2
+    assert [c["computed"] for c in data["splices"]] == [70] * 4
     checked = json.loads((out / "model.json").read_text())["data"]["checked"]
-    assert [c["splice_s"] for c in checked] == [
-        c["splice_ttft_s"] for c in data["splices"] if c["kind"] == "replace"
-    ]
+    assert [c["splice_s"] for c in checked] == [c["splice_ttft_s"] for c in data["splices"]]
     assert all(0 < c["splice_on_paper_s"] < c["prefill_on_paper_s"] for c in checked)
 
 

@@ -51,7 +51,10 @@ def _sizes(options: Options) -> splice.Sizes:
 
 def _splice(bed: Bed, options: Options, say: Say) -> list[Row]:
     sizes = _sizes(options)
-    return splice.run(bed.engine, bed.tokens(sizes.conversation), sizes, bed.repeats, say)
+    tokens = bed.tokens(sizes.conversation)
+    rows = splice.run(bed.engine, tokens, sizes, bed.repeats, say)
+    say("slots")
+    return [*rows, splice.slots(bed.engine, tokens, sizes)]
 
 
 def _ahead(bed: Bed, options: Options, say: Say) -> list[Row]:

@@ -5,7 +5,7 @@ Every request edits one token further on, so that none finds the rows that anoth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ class Sizes:
 
 
 GOALS = {"replace": 0.08, "delete": 0.06}
+"""For each kind of edit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,13 @@ def run(
     sizes: Sizes,
     repeats: int,
     say: Callable[[str], None] = lambda text: None,
+    kinds: Iterable[str] = GOALS,
 ) -> list[Row]:
-    """tokens: a conversation, at least `sizes.conversation` long. The engine's cache is emptied."""
+    """tokens: a conversation, at least `sizes.conversation` long. kinds: of edits, "replace" and
+    "delete". The engine's cache is emptied."""
     rows = []
-    for kind, stub in (("replace", sizes.stub), ("delete", 0)):
+    for kind in kinds:
+        stub = sizes.stub if kind == "replace" else 0
         source = tokens[: sizes.conversation]
         targets = [edited(source, sizes, stub, i, engine.vocab_size) for i in range(2 * repeats)]
         cases = [_Case(source, *targets[i : i + 2]) for i in range(0, 2 * repeats, 2)]
@@ -58,9 +62,7 @@ def run(
             say(f"{kind}, rows {way}")
             engine.reset()
             rows += measure(engine, cases, kind, sizes, stub)
-    say("slots")
-    engine.reset()
-    return [*rows, _slots(engine, tokens, sizes)]
+    return rows
 
 
 def edited(source: np.ndarray, sizes: Sizes, stub: int, i: int, vocab: int) -> np.ndarray:
@@ -137,10 +139,12 @@ def _rows(
     ]
 
 
-def _slots(engine: Engine, tokens: np.ndarray, sizes: Sizes) -> Row:
-    """An edit that keeps the length: as many rows as before, unless there is a second copy."""
+def slots(engine: Engine, tokens: np.ndarray, sizes: Sizes) -> Row:
+    """An edit that keeps the length: as many rows as before, unless there is a second copy. The
+    engine's cache is emptied."""
     from leyline.channel import Channel
 
+    engine.reset()
     session = Channel("slots")
     source = tokens[: sizes.conversation]
     target = edited(source, sizes, sizes.span - sizes.new, 0, engine.vocab_size)

@@ -24,12 +24,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class SpliceCost:
-    """Medians of one size, in seconds. kind: replace or delete. way: moved or copied. splice_s: the
-    splice itself, on the host. ratio: of the times to first token, median of the pairs. edit: the
-    fields of `paper_gpu.Edit`."""
+    """Medians of one size, in seconds. way: moved or copied. splice_s: the splice itself, on the
+    host. ratio: of the times to first token, median of the pairs. edit: the fields of
+    `paper_gpu.Edit`."""
 
     kept: int
-    kind: str
     way: str
     computed: int
     splice_s: float
@@ -76,31 +75,30 @@ def splices(
     span: int = 500,
     say: Say = lambda text: None,
 ) -> list[SpliceCost]:
-    """Edits near the start, with `kept` rows behind them. Empties the engine's cache."""
+    """A span near the start is replaced, with `kept` rows behind it. Empties the engine's cache."""
     from leyline.bench import splice
 
     found = []
     for n in kept:
         sizes = splice.Sizes(conversation=start + span + n, start=start, span=span)
-        timed_rows = splice.run(engine, tokens, sizes, repeats, partial(_tell, say, n))
+        timed_rows = splice.run(
+            engine, tokens, sizes, repeats, partial(_tell, say, n), kinds=["replace"]
+        )
         by_name = {row.name: row for row in timed_rows}
-        for kind, stub in (("replace", sizes.stub), ("delete", 0)):
-            for way in ("moved", "copied"):
-                timed = by_name[f"splice.{kind}.{way}"]
-                edit = asdict(sizes) | {"stub": stub}
-                found.append(
-                    SpliceCost(
-                        n,
-                        kind,
-                        way,
-                        int(by_name[f"{timed.name}.computed"].value),
-                        median(timed.details["splice_ms"]) / 1e3,
-                        timed.details["splice_ttft_s"],
-                        timed.details["prefill_ttft_s"],
-                        timed.value,
-                        edit,
-                    )
+        for way in ("moved", "copied"):
+            timed = by_name[f"splice.replace.{way}"]
+            found.append(
+                SpliceCost(
+                    n,
+                    way,
+                    int(by_name[f"{timed.name}.computed"].value),
+                    median(timed.details["splice_ms"]) / 1e3,
+                    timed.details["splice_ttft_s"],
+                    timed.details["prefill_ttft_s"],
+                    timed.value,
+                    asdict(sizes),
                 )
+            )
     return found
 
 

@@ -226,9 +226,7 @@ def _costs(folder: Path) -> Iterator[str]:
         )
         yield _peers(peers["data"]["cases"])
     if growth is not None:
-        cases = [
-            c for c in growth["data"]["splices"] if (c["way"], c["kind"]) == ("moved", "replace")
-        ]
+        cases = [c for c in growth["data"]["splices"] if c["way"] == "moved"]
         first, last = cases[0], cases[-1]
         yield (
             f"[growth.md](growth.md): a splice takes {ratio(first['ratio'])} of a re-prefill with "

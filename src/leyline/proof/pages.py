@@ -118,11 +118,10 @@ def _growth(data: Data) -> list[str]:
     speed = data["speed"]
     edit = data["splices"][0]["edit"]
     splices = table(
-        ["rows kept", "edit", "rows", "computed", "splice", "first token", "re-prefill", "ratio"],
+        ["rows kept", "rows", "computed", "splice", "first token", "re-prefill", "ratio"],
         (
             [
                 f"{c['kept']}",
-                c["kind"],
                 c["way"],
                 f"{c['computed']}",
                 seconds(c["splice_s"]),
@@ -142,7 +141,7 @@ def _growth(data: Data) -> list[str]:
     )
     return [
         f"## On a model: {data['model']}",
-        f"{edit['span']} tokens at {edit['start']} are replaced by {edit['stub']} or deleted, "
+        f"{edit['span']} tokens at {edit['start']} are replaced by {edit['stub']}, "
         f"{edit['new']} new ones come behind; embedded engine, fp32, medians, ratios of pairs "
         f"taken in turns. *Splice* is the handling of rows alone, *first token* all of a "
         f"request.{past}",

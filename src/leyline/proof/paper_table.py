@@ -170,17 +170,16 @@ def check(growth: Mapping[str, Any]) -> list[Checked]:
         way: Way = "move" if row["way"] == "moved" else "copy"
         spliced = splice_seconds(model, Where(machine), assumed, edit, way)
         whole = prefill_seconds(model, Where(machine), assumed, edit.prompt, edit.start)
-        if row["kind"] == "replace":
-            found.append(
-                Checked(
-                    row["kept"],
-                    row["way"],
-                    row["splice_ttft_s"],
-                    spliced.total,
-                    row["prefill_ttft_s"],
-                    whole,
-                )
+        found.append(
+            Checked(
+                row["kept"],
+                row["way"],
+                row["splice_ttft_s"],
+                spliced.total,
+                row["prefill_ttft_s"],
+                whole,
             )
+        )
     return found
 
 

@@ -86,7 +86,7 @@ def _peers(data: Data, path: Path) -> None:
 def _growth(data: Data, path: Path) -> None:
     """Times on the model, and rows alone."""
     figure, (model, rows) = _figure(2)
-    moved = [c for c in data["splices"] if c["kind"] == "replace" and c["way"] == "moved"]
+    moved = [c for c in data["splices"] if c["way"] == "moved"]
     kept = [c["kept"] for c in moved]
     for field, label, color in (
         ("prefill_ttft_s", "re-prefill", PREFIX),

@@ -14,7 +14,7 @@ from leyline.proof.speed import best
 DELTA = -480
 BUDGET = 3 << 30
 """Bytes of rows at a time."""
-COUNTS = (4096, 8192, 16384, 32768, 65536, 131072)
+COUNTS = (4096, 16384, 65536, 131072)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,7 @@ class Shape:
 
 
 SHAPES = (
-    Shape("DeepSeek-V2-Lite", 27, True),
-    Shape("Moonlight-16B-A3B", 27, True),
+    Shape("DeepSeek-V2-Lite, Moonlight-16B-A3B", 27, True),
     Shape("JoyAI-LLM Flash", 40, True),
     Shape("GLM-4.7-Flash", 47, True),
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from leyline.directive import Directive, Mode
+from leyline.outline import Outline
 
 
 class Fallback(StrEnum):
@@ -31,6 +32,7 @@ class Channel:
     directives: explicit edits of the session's source; edits that lead on from there to the prompt
     are derived. None derives them all.
     scrub: with FORGET, zero every row that nobody uses afterwards.
+    attention: say what each token of the prompt got of the model's attention.
     """
 
     session: str
@@ -40,6 +42,7 @@ class Channel:
     directives: tuple[Directive, ...] | None = None
     strict: bool = False
     scrub: bool = False
+    attention: bool = False
 
     @property
     def user(self) -> tuple[str, str]:
@@ -69,6 +72,7 @@ class Report:
 
     copied: the kept rows were copied, as somebody else uses the source; else they were moved.
     forgotten, kept_by_others: with FORGET, rows dropped, and rows that stay for others.
+    outline: token by token, for those who look; of a session's request on the embedded engine.
     """
 
     prompt: int
@@ -82,6 +86,7 @@ class Report:
     splice_ms: float = 0.0
     forgotten: int = 0
     kept_by_others: int = 0
+    outline: Outline | None = field(default=None, compare=False, repr=False)
 
     @property
     def cached(self) -> int:

@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
+from leyline.engine.attention_mass import AttentionMass
 from leyline.engine.planes import Planes
 from leyline.engine.slots import Slots, as_run
 
@@ -34,10 +35,12 @@ class Chunk:
 
     slots: of positions 0 … last, int64 `[last + 1]`.
     positions: of the tokens computed now, ascending, int64 `[q]`; the last one is `last`.
+    mass: where attention is watched, what it is added to.
     """
 
     slots: Slots
     positions: np.ndarray
+    mass: AttentionMass | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,15 @@ class Block:
     queries: int
     length: int
     mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The last queries of a chunk, at `positions` int64 `[q]`, whose attention goes into `mass`."""
+
+    chunk: int
+    mass: AttentionMass
+    positions: Tensor
 
 
 class ForwardPass:
@@ -68,6 +80,11 @@ class ForwardPass:
         self.blocks = [_blocks(chunk, dtype, device) for chunk in chunks]
         self.position_ids = torch.from_numpy(np.concatenate([c.positions for c in chunks]))[None]
         self.position_ids = self.position_ids.to(device)
+        self.watched = [
+            Watched(i, chunk.mass, torch.from_numpy(chunk.positions[-queries:]).to(device))
+            for i, chunk in enumerate(chunks)
+            if chunk.mass is not None and (queries := chunk.mass.count(chunk.positions))
+        ]
 
     def rows(self, layer: int, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of each chunk, `[1, heads, length, dim]`; `key` and `value` are what the
@@ -122,16 +139,15 @@ def attention(
         raise NotImplementedError(f"attention with {', '.join(odd)} is not supported")
     current = _current.get()
     layer: int = module.layer_idx  # type: ignore[assignment]
+    chunks, rows = query.split(current.queries, 2), current.rows(layer, key, value)
     out = [
         _attend(q, k[:, :, : block.length], v[:, :, : block.length], block.mask, scaling)
-        for queries, (k, v), blocks in zip(
-            query.split(current.queries, 2),
-            current.rows(layer, key, value),
-            current.blocks,
-            strict=True,
-        )
+        for queries, (k, v), blocks in zip(chunks, rows, current.blocks, strict=True)
         for q, block in zip(queries.split([b.queries for b in blocks], 2), blocks, strict=True)
     ]
+    for each in current.watched:
+        last = chunks[each.chunk][:, :, -len(each.positions) :]
+        each.mass.add(last, rows[each.chunk][0], each.positions, scaling)
     return (torch.cat(out, dim=2) if len(out) > 1 else out[0]).transpose(1, 2).contiguous(), None
 
 

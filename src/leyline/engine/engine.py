@@ -33,6 +33,7 @@ from leyline.engine.request import (
 )
 from leyline.engine.scheduler import Limits, Running, Scheduler
 from leyline.engine.store import Forgotten, Store
+from leyline.engine.tree import User
 from leyline.layout import ModelLayout, layout_of, probe
 from leyline.lineage import Lineages
 
@@ -103,6 +104,8 @@ class Answer:
     report: Report | None = None
     ttft_s: float | None = None
     """Seconds from submission to the first token."""
+    attention: np.ndarray | None = None
+    """Of each token of the prompt, see `Done`."""
 
 
 class Handle:
@@ -136,6 +139,7 @@ class Handle:
                     answer.logprobs += logprobs
                 case Done(reason, report):
                     answer.reason, answer.report = reason, report
+                    answer.attention = event.attention
                 case Failed(error):
                     raise error
         return answer
@@ -293,11 +297,23 @@ class Engine:
             if not known:
                 return None
             forgotten = self.store.forget(user)
+            self.store.dropped(user)
             if scrub:
                 self.store.scrub()
             return forgotten
 
         return self.call(drop)
+
+    def on_drop(self, tell: Callable[[str, str], None]) -> None:
+        """Have `tell(owner, session)` called, on the engine's thread, for each session that is held
+        no more: dropped, expired, or made to give way."""
+        before = self.store.dropped
+
+        def dropped(user: User) -> None:
+            before(user)
+            tell(*user)
+
+        self.store.dropped = dropped
 
     @property
     def alive(self) -> bool:

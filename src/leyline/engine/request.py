@@ -94,12 +94,14 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer. reason: "stop", "length" or "abort"."""
+    """The end of an answer. reason: "stop", "length" or "abort". attention: if the channel asks for
+    it, the part that each token of the prompt got of an average query's, fp64 `[prompt]`."""
 
     reason: str
     report: Report
     completion_tokens: int
     stopped_by: str | None = None
+    attention: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from leyline.channel import Report
+from leyline.engine.attention_mass import AttentionMass
 from leyline.engine.cache import Chunk
 from leyline.engine.request import Event, Request
 from leyline.engine.slots import Slots
@@ -45,6 +46,7 @@ class Running:
     aborted: bool = False
     detached: bool = False  # its session was dropped: its rows must not be found again
     remembered: bool = False
+    mass: AttentionMass | None = None
 
     @property
     def user(self) -> User:
@@ -64,7 +66,12 @@ class Running:
     def chunk(self, budget: int) -> Chunk:
         """Its next tokens to compute, at most `budget`."""
         positions = self.todo[:budget] if self.prefilling else np.array([self.n - 1])
-        return Chunk(self.slots[: positions[-1] + 1], positions)
+        return Chunk(self.slots[: positions[-1] + 1], positions, self.mass)
+
+    @property
+    def attention(self) -> np.ndarray | None:
+        """What each token of the prompt got, fp64 `[prompt]`, where that was asked for."""
+        return None if self.mass is None else self.mass.shares()
 
 
 def spans_up_to(spans: tuple[Span, ...], n: int) -> tuple[Span, ...]:

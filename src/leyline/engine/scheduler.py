@@ -17,6 +17,7 @@ import torch
 
 from leyline.channel import EngineError, Fallback, check_strict
 from leyline.engine import splice
+from leyline.engine.attention_mass import AttentionMass
 from leyline.engine.cache import Chunk, forward
 from leyline.engine.request import (
     Delta,
@@ -222,6 +223,8 @@ class Scheduler:
         run.spans, run.source_gone = rows.spans, rows.source_gone
         self.running.append(run)
         if first:
+            if run.request.channel is not None and run.request.channel.attention:
+                run.mass = AttentionMass(len(target))
             run.report = rows.report
             run.emit(Started(rows.report))
 
@@ -361,7 +364,8 @@ class Scheduler:
             self._remember(run)
         self._release(run)
         assert run.report is not None
-        run.emit(Done(reason, run.report, run.produced, run.text.stopped_by))
+        done = Done(reason, run.report, run.produced, run.text.stopped_by, run.attention)
+        run.emit(done)
 
     def _fail(self, run: Running, error: Exception) -> None:
         if run.node is not None:
@@ -384,7 +388,7 @@ class Scheduler:
         for run in [run for run in self.waiting if run.aborted]:
             self.waiting.remove(run)
             if run.report is not None:  # it had to give way, its answer has begun
-                run.emit(Done("abort", run.report, run.produced))
+                run.emit(Done("abort", run.report, run.produced, attention=run.attention))
             else:
                 run.emit(Failed(EngineError("aborted", "the request was aborted before it began")))
         for run in [run for run in self.running if run.aborted]:

@@ -9,13 +9,25 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from leyline.channel import Channel, EditReport, EngineError, Fallback, Report, check_strict
+from leyline.directive import Edits
 from leyline.engine.request import Request
 from leyline.engine.slots import NO_SLOTS, Slots
 from leyline.engine.store import Forgotten, Store
 from leyline.engine.tree import PUBLIC, Match, Node, User, common_prefix
 from leyline.lineage import Lineage, Span, mark_key
+from leyline.outline import Outline, evicted_by, parts_of, redone_by
 from leyline.plan import Keep, Plan
 from leyline.reuse import Reuse, edit_reports, edits_of, provenance, reuse, share_only
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A session's sequence, int64, as it was before the request; the first `held` tokens of it are
+    still cached. edits: lead from it to the prompt."""
+
+    tokens: np.ndarray
+    held: int
+    edits: Edits
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +37,7 @@ class Intent:
     reuse: its shared rows are those of `base`.
     source, source_key: the source's rows that are still cached, and their key.
     edits: all edits from the source on, also those with nothing kept behind them.
+    compared: what they were derived from.
     """
 
     target: np.ndarray
@@ -35,6 +48,7 @@ class Intent:
     source: Match | None = None
     source_key: np.ndarray = field(default_factory=lambda: NO_SLOTS)
     edits: tuple[EditReport, ...] = ()
+    compared: Compared | None = None
     fresh: bool = False
 
     def instead(self, reason: Fallback) -> Intent:
@@ -118,6 +132,7 @@ def execute(store: Store, intent: Intent, channel: Channel | None) -> Rows | Non
         splice_ms=(time.perf_counter() - began) * 1e3,
         forgotten=forgotten.freed if forgotten else 0,
         kept_by_others=forgotten.kept_by_others if forgotten else 0,
+        outline=None if channel is None else _outline(intent, copied=bool(moved) and not in_place),
     )
     return Rows(
         key=_key(store, intent, moved),
@@ -139,7 +154,8 @@ def resume(store: Store, tokens: np.ndarray, key: np.ndarray, spans: tuple[Span,
 
 def without_splice(store: Store, intent: Intent, reason: Fallback) -> Intent:
     """The same request, prefilled behind its exact prefix."""
-    return replace(_share_only(store, intent.target), edits=intent.edits).instead(reason)
+    exact = _share_only(store, intent.target)
+    return replace(exact, edits=intent.edits, compared=intent.compared).instead(reason)
 
 
 # -- planning ---------------------------------------------------------------------------------
@@ -179,9 +195,10 @@ def _from_source(
     target, edits = edits_of(channel, lineage.tokens, request.prompt, vocab_size)
     reports = edit_reports(channel, edits)
     exact = _share_only(store, target)
-    if channel.forgets:
-        return replace(exact, edits=reports, fresh=True)
     source = store.tree.match(lineage.key)
+    compared = Compared(lineage.tokens, source.n, edits)
+    if channel.forgets:
+        return replace(exact, edits=reports, compared=compared, fresh=True)
     chosen = reuse(edits, lineage, exact=exact.base.n, source=source.n)
     base, base_key = exact.base, exact.base_key
     if chosen.from_source:
@@ -196,6 +213,27 @@ def _from_source(
         source=source,
         source_key=lineage.key[: source.n],
         edits=reports,
+        compared=compared,
+    )
+
+
+def _outline(intent: Intent, copied: bool) -> Outline:
+    """The prompt by the origin of its rows, for people."""
+    plan, shared, seen = intent.reuse.plan, intent.base.n, intent.compared
+    length = plan.target_length
+    if seen is None:
+        return Outline(intent.target, parts_of(plan, shared, copied), reprefill=length - shared)
+    # Rows that a plain prefix cache would have: exact ones of anybody, or the session's last
+    # sequence up to the first difference. The last token is always computed.
+    prefix = min(common_prefix(seen.tokens, intent.target[:-1]), seen.held)
+    exact = 0 if intent.reuse.from_source else shared
+    redone = () if intent.fresh else redone_by(seen.edits)
+    return Outline(
+        intent.target,
+        parts_of(plan, shared, copied, redone),
+        evicted_by(seen.edits, seen.tokens, intent.fresh),
+        source=len(seen.tokens),
+        reprefill=length - max(exact, prefix),
     )
 
 

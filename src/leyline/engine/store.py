@@ -35,6 +35,8 @@ class Store:
         self.tree = RadixTree()
         self.uncomputed: Callable[[], Slots] = lambda: NO_SLOTS
         """Slots of running requests whose rows are still to be computed (the scheduler's)."""
+        self.dropped: Callable[[User], None] = lambda user: None
+        """Told of each session that had to give way, expired or was dropped."""
         self._serials = itertools.count(1)
 
     @property
@@ -64,13 +66,13 @@ class Store:
             return False
         for each in dropped:
             if (each.owner, each.session) != (lineage.owner, lineage.session):
-                self.forget((each.owner, each.session))
+                self._give_up(each)
         return True
 
     def expire(self) -> None:
         """Drop what sessions past their time have cached."""
         for each in self.lineages.expire():
-            self.forget((each.owner, each.session))
+            self._give_up(each)
 
     def forget(self, user: User, keep: np.ndarray = NO_SLOTS) -> Forgotten:
         """Free every row that only `user` used, but those on the path of the key `keep`."""
@@ -87,5 +89,11 @@ class Store:
         """Forget everything. No request may be running."""
         for each in self.lineages:
             self.lineages.drop(each.owner, each.session)
+            self.dropped((each.owner, each.session))
         self.tree.reset()
         self.pool.reset()
+
+    def _give_up(self, lineage: Lineage) -> None:
+        """Free the rows of a session that is held no more."""
+        self.forget((lineage.owner, lineage.session))
+        self.dropped((lineage.owner, lineage.session))

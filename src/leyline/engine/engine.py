@@ -33,7 +33,6 @@ from leyline.engine.request import (
 )
 from leyline.engine.scheduler import Limits, Running, Scheduler
 from leyline.engine.store import Forgotten, Store
-from leyline.engine.tree import User
 from leyline.layout import ModelLayout, layout_of, probe
 from leyline.lineage import Lineages
 
@@ -297,7 +296,7 @@ class Engine:
             if not known:
                 return None
             forgotten = self.store.forget(user)
-            self.store.dropped(user)
+            self.store.dropped(owner, session)
             if scrub:
                 self.store.scrub()
             return forgotten
@@ -309,9 +308,9 @@ class Engine:
         no more: dropped, expired, or made to give way."""
         before = self.store.dropped
 
-        def dropped(user: User) -> None:
-            before(user)
-            tell(*user)
+        def dropped(owner: str, session: str) -> None:
+            before(owner, session)
+            tell(owner, session)
 
         self.store.dropped = dropped
 

@@ -35,7 +35,7 @@ class Store:
         self.tree = RadixTree()
         self.uncomputed: Callable[[], Slots] = lambda: NO_SLOTS
         """Slots of running requests whose rows are still to be computed (the scheduler's)."""
-        self.dropped: Callable[[User], None] = lambda user: None
+        self.dropped: Callable[[str, str], None] = lambda owner, session: None
         """Told of each session that had to give way, expired or was dropped."""
         self._serials = itertools.count(1)
 
@@ -89,11 +89,11 @@ class Store:
         """Forget everything. No request may be running."""
         for each in self.lineages:
             self.lineages.drop(each.owner, each.session)
-            self.dropped((each.owner, each.session))
+            self.dropped(each.owner, each.session)
         self.tree.reset()
         self.pool.reset()
 
     def _give_up(self, lineage: Lineage) -> None:
         """Free the rows of a session that is held no more."""
         self.forget((lineage.owner, lineage.session))
-        self.dropped((lineage.owner, lineage.session))
+        self.dropped(lineage.owner, lineage.session)

@@ -34,6 +34,8 @@ class Session:
 
     name: one of its own by default. policy: one, or a list of them, applied in order by the server;
     a name alone is one with its defaults. Leave it out where the messages are edited here.
+    attention: have answers say what each message got of the model's, see `attention_of`. Leyline's
+    server.
     """
 
     name: str = field(default_factory=_new_name)
@@ -42,6 +44,7 @@ class Session:
     repair: int | None = None
     strict: bool = False
     scrub: bool = False
+    attention: bool = False
 
     def options(self, directives: Sequence[Directive] | None = None) -> Json:
         """Keyword arguments for the SDK's `create`: `extra_body` with the `leyline` object. Where
@@ -54,7 +57,8 @@ class Session:
     def request(self, directives: Sequence[Directive] | None = None) -> Json:
         """The `leyline` object itself: for a body that is put together by hand, and for SGLang's
         `custom_params` in `sampling_params`."""
-        return {"session": self.name, **self._edit_options(directives)}
+        asked = {"attention": True} if self.attention else {}
+        return {"session": self.name, **asked, **self._edit_options(directives)}
 
     def edit(
         self,
@@ -136,6 +140,13 @@ def policies_of(answer: Any) -> tuple[Applied, ...]:
         )
         for each in raw.get("policy", ())
     )
+
+
+def attention_of(answer: Any) -> list[float | None] | None:
+    """The part of an average query's attention that each message got, for `heavy_hitters`; of each
+    token where the prompt was no chat. None for a message that a policy dropped, and for an answer
+    that was not asked for it; likewise."""
+    return (_raw_report(answer) or {}).get("attention")
 
 
 class Watched(Generic[Chunk]):

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from leyline.api.errors import FieldError, parse
 from leyline.channel import Channel, Report
@@ -63,14 +70,18 @@ class EditOptions(BaseModel):
 
 
 class LeylineObject(EditOptions):
-    """The `leyline` object of a request."""
+    """The `leyline` object of a request. attention: say what each message got of the model's."""
 
     session: str
+    attention: bool = False
 
     @model_validator(mode="after")
     def _check_session(self) -> LeylineObject:
         check_session(self.session)
         return self
+
+    def channel(self, session: str, owner: str) -> Channel:
+        return replace(super().channel(session, owner), attention=self.attention)
 
 
 def parse_leyline(obj: object) -> LeylineObject:
@@ -144,6 +155,8 @@ class LeylineReport(BaseModel):
 
     copied: kept rows were copied, as others use the source too; else they were moved.
     forgotten, kept_by_others: with mode forget, rows dropped, and rows that others go on using.
+    attention: if asked for, of each message as given the part of an average query's attention that
+    went to it, null for one that a policy dropped; of each token where the prompt is no chat.
     """
 
     session: str
@@ -155,9 +168,23 @@ class LeylineReport(BaseModel):
     forgotten: int = 0
     kept_by_others: int = 0
     policy: list[PolicyReport] = []
+    attention: list[float | None] | None = None
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `attention` where nobody asked."""
+        written = write(self)
+        if self.attention is None:
+            del written["attention"]
+        return written
 
     @classmethod
-    def of(cls, report: Report, applied: Sequence[Applied] = ()) -> LeylineReport | None:
+    def of(
+        cls,
+        report: Report,
+        applied: Sequence[Applied] = (),
+        attention: list[float | None] | None = None,
+    ) -> LeylineReport | None:
         """An engine's report, and what policies did before; None without a session."""
         if report.session is None:
             return None
@@ -176,4 +203,5 @@ class LeylineReport(BaseModel):
             forgotten=report.forgotten,
             kept_by_others=report.kept_by_others,
             policy=[PolicyReport.of(each) for each in applied],
+            attention=attention,
         )

@@ -47,10 +47,17 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """A conversation as it is sent. applied: one for each policy, in the order they were given."""
+    """A conversation as it is sent. applied: one for each policy, in the order they were given.
+    origins: of each message its place among those given, None for one that a policy added."""
 
     messages: list[Message]
     applied: tuple[Applied, ...]
+    origins: tuple[int | None, ...]
+
+    @classmethod
+    def nothing(cls, messages: list[Message]) -> Edited:
+        """All messages as they were given."""
+        return cls(messages, (), tuple(range(len(messages))))
 
     @property
     def tokens(self) -> int:
@@ -103,7 +110,7 @@ def fold(steps: Sequence[Step], messages: Sequence[Message], count: Count) -> Ed
         if point:
             view = _edit(view, look, steps, applied, looks_back=True)
     view = _edit(view, look, steps, applied, looks_back=False)
-    return Edited(view, tuple(applied))
+    return Edited(view, tuple(applied), tuple(map(look.origin, view)))
 
 
 def policy(

@@ -27,6 +27,7 @@ from leyline.api.openai_answers import (
 from leyline.engine.request import Delta, Done, Logprob
 from leyline.engine.request import Request as EngineRequest
 from leyline.policy import Applied, Edited
+from leyline.server.attended import Attended
 from leyline.server.limits import read_body
 from leyline.server.prepare import State, check_model, edited, load, sampling_of
 from leyline.server.stream import EngineResponse
@@ -45,16 +46,19 @@ async def chat(request: Request) -> Response:
 def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
     request = parse_chat(load(body))
     check_model(request.model, state.engine)
-    channel, view = None, Edited(request.conversation, ())
+    channel, view, attended = None, Edited.nothing(request.conversation), None
     if (leyline := request.channel) is not None:
         channel = leyline.channel(leyline.session, owner)
         view = edited(leyline.policy, view.messages, state.text, "leyline")
-    prompt = state.text.render(view.messages, request.offered_tools, request.template_kwargs)
+    tools, kwargs = request.offered_tools, request.template_kwargs
+    prompt = state.text.render(view.messages, tools, kwargs)
+    if channel is not None and channel.attention:
+        attended = Attended.to(state.text, view, len(request.conversation), tools, kwargs)
     return EngineResponse(
         state.engine,
         state.metrics,
         EngineRequest(prompt, sampling_of(request, state.defaults), channel),
-        ChatSurface(request, state.engine.name, state.text, view.applied),
+        ChatSurface(request, state.engine.name, state.text, view.applied, attended),
         stream=bool(request.stream),
         prompt="messages",
     )
@@ -64,13 +68,19 @@ class ChatSurface:
     """A chat completion on the wire."""
 
     def __init__(
-        self, request: ChatRequest, model: str, text: Text, applied: Sequence[Applied] = ()
+        self,
+        request: ChatRequest,
+        model: str,
+        text: Text,
+        applied: Sequence[Applied] = (),
+        attended: Attended | None = None,
     ) -> None:
-        """applied: what policies did to the messages."""
+        """applied: what policies did to the messages. attended: where attention is asked for."""
         self._include_usage = request.include_usage
         self._with_logprobs = request.alternatives is not None
         self._text = text
         self._applied = applied
+        self._attended = attended
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
@@ -87,7 +97,7 @@ class ChatSurface:
             tail = ChatChunk(id=self._id, created=self._created, model=self._model, choices=[])
             yield last
         # The report is in the last chunk, with the usage; that has no choices only if asked for.
-        tail.leyline = LeylineReport.of(event.report, self._applied)
+        tail.leyline = self._report(event)
         if self._include_usage or tail.leyline is not None:
             tail.usage = usage_of(event)
         yield tail
@@ -104,8 +114,12 @@ class ChatSurface:
             model=self._model,
             choices=[choice],
             usage=usage_of(done),
-            leyline=LeylineReport.of(done.report, self._applied),
+            leyline=self._report(done),
         )
+
+    def _report(self, done: Done) -> LeylineReport | None:
+        attention = None if self._attended is None else self._attended.of(done)
+        return LeylineReport.of(done.report, self._applied, attention)
 
     def _chunk(
         self,

@@ -16,6 +16,7 @@ from leyline.api.openai import CompletionRequest, parse_completion
 from leyline.api.openai_answers import TextAnswer, TextChoice, TextLogprobs
 from leyline.engine.request import Delta, Done, Logprob
 from leyline.engine.request import Request as EngineRequest
+from leyline.server.attended import of_tokens
 from leyline.server.chat import usage_of
 from leyline.server.limits import read_body
 from leyline.server.prepare import State, check_model, load, sampling_of
@@ -76,7 +77,7 @@ class TextSurface:
         if self._include_usage:
             tail = TextAnswer(id=self._id, created=self._created, model=self._model, choices=[])
             yield last
-        tail.leyline = LeylineReport.of(event.report)
+        tail.leyline = LeylineReport.of(event.report, attention=of_tokens(event))
         if self._include_usage or tail.leyline is not None:
             tail.usage = usage_of(event)
         yield tail
@@ -84,7 +85,7 @@ class TextSurface:
     def whole(self, text: str, logprobs: list[Logprob], done: Done) -> TextAnswer:
         answer = self._answer(text, logprobs, done.reason)
         answer.usage = usage_of(done)
-        answer.leyline = LeylineReport.of(done.report)
+        answer.leyline = LeylineReport.of(done.report, attention=of_tokens(done))
         return answer
 
     def _answer(

@@ -36,7 +36,8 @@ from leyline.api.messages import Message
 from leyline.channel import EngineError, Report
 from leyline.engine.request import Delta, Done, Logprob
 from leyline.engine.request import Request as EngineRequest
-from leyline.policy import Applied
+from leyline.policy import Applied, Edited
+from leyline.server.attended import Attended
 from leyline.server.errors import ApiError
 from leyline.server.limits import read_body
 from leyline.server.prepare import State, check_model, edited, load, sampling_of
@@ -91,7 +92,7 @@ def _count(state: State, body: bytes) -> CountAnswer:
     prompt, done = _prompt(state, request)
     answer = CountAnswer(input_tokens=len(prompt))
     if done.edits is not None:
-        original, _ = _render(state, request, request.messages)
+        original = _render(state, request, request.messages).prompt
         answer.context_management = OriginalTokens(original_input_tokens=len(original))
     return answer
 
@@ -99,30 +100,48 @@ def _count(state: State, body: bytes) -> CountAnswer:
 @dataclass(frozen=True, slots=True)
 class Cleared:
     """What was done to the messages. edits: by `context_management`; None without one. policies:
-    by the `leyline` object's."""
+    by the `leyline` object's. attended: where attention is asked for."""
 
     edits: AppliedEdits | None
     policies: tuple[Applied, ...]
+    attended: Attended | None
+
+    def report(self, done: Done) -> LeylineReport | None:
+        """With what was done here."""
+        attention = None if self.attended is None else self.attended.of(done)
+        return LeylineReport.of(done.report, self.policies, attention)
 
 
 def _prompt(state: State, request: CountRequest) -> tuple[np.ndarray, Cleared]:
     """The edited conversation as tokens, int64 `[n]`."""
     messages, edits = request.messages, None
     if request.rules is not None:
-        head, _ = _render(state, request, [{"role": "user", "content": ""}])
+        head = _render(state, request, [{"role": "user", "content": ""}]).prompt
         managed = apply(request.rules, messages, state.text.count, len(head))
         messages, edits = managed.messages, AppliedEdits(applied_edits=list(managed.applied))
-    prompt, policies = _render(state, request, messages)
-    return prompt, Cleared(edits, policies)
+    made = _render(state, request, messages)
+    attended = None
+    if request.channel is not None and request.channel.attention:
+        tools, kwargs = request.offered_tools, request.template_kwargs
+        attended = Attended.to(state.text, made.view, made.given, tools, kwargs)
+    return made.prompt, Cleared(edits, made.view.applied, attended)
 
 
-def _render(
-    state: State, request: CountRequest, messages: list[Message]
-) -> tuple[np.ndarray, tuple[Applied, ...]]:
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt, int64 `[n]`, and the conversation in it, of which `given` messages were given."""
+
+    prompt: np.ndarray
+    view: Edited
+    given: int
+
+
+def _render(state: State, request: CountRequest, messages: list[Message]) -> Rendered:
     policy = None if request.channel is None else request.channel.policy
-    view = edited(policy, request.chat(messages), state.text, "leyline")
+    chat = request.chat(messages)
+    view = edited(policy, chat, state.text, "leyline")
     prompt = state.text.render(view.messages, request.offered_tools, request.template_kwargs)
-    return prompt, view.applied
+    return Rendered(prompt, view, len(chat))
 
 
 class MessageSurface:
@@ -152,7 +171,7 @@ class MessageSurface:
             delta=ending,
             usage=_usage(event.report, event.completion_tokens),
             context_management=self._cleared.edits,
-            leyline=LeylineReport.of(event.report, self._cleared.policies),
+            leyline=self._cleared.report(event),
         )
         yield MessageStop()
 
@@ -166,7 +185,7 @@ class MessageSurface:
             stop_sequence=ending.stop_sequence,
             usage=_usage(done.report, done.completion_tokens),
             context_management=self._cleared.edits,
-            leyline=LeylineReport.of(done.report, self._cleared.policies),
+            leyline=self._cleared.report(done),
         )
 
     def opening(self, report: Report) -> bytes:

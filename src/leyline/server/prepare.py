@@ -73,7 +73,7 @@ def edited(policy: Any, messages: list[Message], text: Text, prefix: str) -> Edi
     """The messages as the request's policy leaves them; all of them without one. Raises ApiError;
     prefix: the field that the policy stands in."""
     if policy is None:
-        return Edited(messages, ())
+        return Edited.nothing(messages)
     try:
         return apply_policy(policy, messages, text.count)
     except PolicyError as error:

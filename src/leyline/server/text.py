@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,22 @@ class Text:
 
         Raises FieldError with the chat template's own sentence if it refuses the messages.
         """
+        return self._tokens(self.written(messages, tools, kwargs, to_answer=to_answer), False)
+
+    def written(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        *,
+        to_answer: bool = True,
+    ) -> str:
+        """The same as text."""
         self._needed("messages")
         if not self.tokenizer.chat_template:
             raise FieldError("messages", "this model has no chat template; use /v1/completions.")
         try:
-            text = self.tokenizer.apply_chat_template(
+            text: str = self.tokenizer.apply_chat_template(
                 for_template(messages),
                 tools=tools,
                 tokenize=False,
@@ -49,7 +61,17 @@ class Text:
         except Exception as error:  # templates fail in many ways on what they don't expect
             what = f"{error}" or type(error).__name__
             raise FieldError("messages", what, "chat_template_failed") from error
-        return self._tokens(text, special=False)
+        return text
+
+    def tokens_before(self, text: str, places: Sequence[int]) -> list[int]:
+        """How many tokens of the text begin before each of these characters."""
+        if not self.tokenizer.is_fast:
+            return [len(self._tokens(text[:place], special=False)) for place in places]
+        found = self.tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        begins = np.array([start for start, _ in found.offset_mapping], dtype=np.int64)
+        return np.searchsorted(begins, places).tolist()
 
     def encode(self, text: str) -> np.ndarray:
         """Text as tokens, int64 `[n]`, with those that the tokenizer puts in front."""

@@ -52,6 +52,16 @@ def test_client_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rows moved ahead" in capsys.readouterr().out
 
 
+def test_policies_page_runs_heavy_hitters(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = [each for each in blocks("docs/policies.md", "python") if "attention_of" in each]
+    with running(tiny_engine()) as server:
+        address = "http://127.0.0.1:8000"
+        assert address in code
+        names: dict[str, Any] = {}
+        exec(code.replace(address, server.url).replace('"smollm2"', '"tiny"'), names)
+    assert None in names["mass"] and "None" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_engine_page_runs(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for code in blocks("docs/engine.md", "python"):

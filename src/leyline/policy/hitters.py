@@ -25,7 +25,8 @@ def heavy_hitters(
     budget: int,
     newest: int = 0,
 ) -> list[Message]:
-    """Keep the steps with the most attention for each of their tokens, `budget` tokens of them.
+    """Keep the steps with the most attention for each of their tokens, `budget` tokens of them and
+    of what they can't stand without: the user's words before them, the answer behind.
 
     `mass[i]` belongs to message i as given: attention summed over its tokens. Messages behind the
     end of `mass` are new, and stay. With `None` for what was dropped at an earlier call, it stays
@@ -48,11 +49,13 @@ def heavy_hitters(
         for i, (score, size) in enumerate(zip(scores, sizes, strict=True))
         if score is not None and i not in keep
     ]
-    for _, i in sorted(ranked):
-        if sizes[-i] <= budget:
-            budget -= sizes[-i]
-            keep.add(-i)
     keep = closed(units, keep)
+    for _, i in sorted(ranked):
+        more = closed(units, keep | {-i}) - keep
+        cost = sum(sizes[j] for j in more)
+        if cost <= budget:
+            budget -= cost
+            keep |= more
     kept = [units[i] for i in sorted(keep)]
     if len(kept) == len(units):
         return messages

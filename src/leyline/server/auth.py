@@ -10,8 +10,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leyline.server.errors import ApiError
+from leyline.server.inspect.page import PATHS
 
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = ("/health", *PATHS)
+"""What is told to everybody. The files of the page have no data in them."""
 
 
 class Keys:

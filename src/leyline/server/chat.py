@@ -28,6 +28,7 @@ from leyline.engine.request import Delta, Done, Logprob
 from leyline.engine.request import Request as EngineRequest
 from leyline.policy import Applied, Edited
 from leyline.server.attended import Attended
+from leyline.server.inspect.records import Sent
 from leyline.server.limits import read_body
 from leyline.server.prepare import State, check_model, edited, load, sampling_of
 from leyline.server.stream import EngineResponse
@@ -61,6 +62,9 @@ def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
         ChatSurface(request, state.engine.name, state.text, view.applied, attended),
         stream=bool(request.stream),
         prompt="messages",
+        recording=state.records.recording(
+            channel, "chat", Sent(view.messages, tools, kwargs, len(body)), view.applied
+        ),
     )
 
 

@@ -45,6 +45,7 @@ def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
         EngineRequest(prompt, sampling_of(request, state.defaults), channel),
         TextSurface(request, state.engine.name, state.text),
         stream=bool(request.stream),
+        recording=state.records.recording(channel, "completions"),
     )
 
 

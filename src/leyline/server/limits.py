@@ -41,6 +41,10 @@ async def read_body(request: Request, most: int) -> bytes:
     return b"".join(pieces)
 
 
+STREAM_PATH = "/v1/leyline/events"
+"""Open as long as somebody looks on, so it must not take a request's place; bounded by itself."""
+
+
 class OpenRequestsMiddleware:
     """Bounds the requests under `/v1/` that one owner has open, to their last byte."""
 
@@ -50,7 +54,8 @@ class OpenRequestsMiddleware:
         self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+        path = scope.get("path", "")
+        if scope["type"] != "http" or not path.startswith("/v1/") or path == STREAM_PATH:
             await self.app(scope, receive, send)
             return
         owner = scope["state"]["owner"]

@@ -39,6 +39,7 @@ from leyline.engine.request import Request as EngineRequest
 from leyline.policy import Applied, Edited
 from leyline.server.attended import Attended
 from leyline.server.errors import ApiError
+from leyline.server.inspect.records import Sent
 from leyline.server.limits import read_body
 from leyline.server.prepare import State, check_model, edited, load, sampling_of
 from leyline.server.stream import EngineResponse
@@ -66,23 +67,26 @@ def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
     check_model(request.model, state.engine)
     prompt, done = _prompt(state, request)
     leyline = request.channel
+    channel = None if leyline is None else leyline.channel(leyline.session, owner)
     sampling = sampling_of(request, state.defaults)
     # max_tokens is a bound here and no demand: clients ask for more than small models take.
     room = int(state.engine.max_tokens) - len(prompt)
     cut = sampling.max_tokens is not None and 0 < room < sampling.max_tokens
     surface = MessageSurface(state.engine.name, done, cut)
+    sent = Sent(done.sent, request.offered_tools, request.template_kwargs, len(body))
     return EngineResponse(
         state.engine,
         state.metrics,
         EngineRequest(
             prompt,
             replace(sampling, max_tokens=room) if cut else sampling,
-            None if leyline is None else leyline.channel(leyline.session, owner),
+            channel,
         ),
         surface,
         stream=bool(request.stream),
         framing=surface,
         prompt="messages",
+        recording=state.records.recording(channel, "messages", sent, done.policies),
     )
 
 
@@ -100,10 +104,12 @@ def _count(state: State, body: bytes) -> CountAnswer:
 @dataclass(frozen=True, slots=True)
 class Cleared:
     """What was done to the messages. edits: by `context_management`; None without one. policies:
-    by the `leyline` object's. attended: where attention is asked for."""
+    by the `leyline` object's. sent: the messages left, as the chat template gets them. attended:
+    where attention is asked for."""
 
     edits: AppliedEdits | None
     policies: tuple[Applied, ...]
+    sent: list[Message]
     attended: Attended | None
 
     def report(self, done: Done) -> LeylineReport | None:
@@ -124,7 +130,7 @@ def _prompt(state: State, request: CountRequest) -> tuple[np.ndarray, Cleared]:
     if request.channel is not None and request.channel.attention:
         tools, kwargs = request.offered_tools, request.template_kwargs
         attended = Attended.to(state.text, made.view, made.given, tools, kwargs)
-    return made.prompt, Cleared(edits, made.view.applied, attended)
+    return made.prompt, Cleared(edits, made.view.applied, made.view.messages, attended)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from leyline.engine.request import Sampling
 from leyline.policy import Edited, PolicyError, apply_policy
 from leyline.policy.errors import short
 from leyline.server.errors import ApiError, named
+from leyline.server.inspect.records import Records
 from leyline.server.limits import Settings
 from leyline.server.metrics import Metrics
 from leyline.server.text import Text
@@ -50,6 +51,7 @@ class State:
     text: Text
     metrics: Metrics
     defaults: Defaults
+    records: Records
     started: int
     """Unix time."""
 

@@ -13,6 +13,7 @@ import uvicorn
 
 from leyline.engine.engine import Engine
 from leyline.server.app import create_app
+from leyline.server.inspect.records import Records
 from leyline.server.limits import Settings
 
 log = logging.getLogger("leyline.server")
@@ -51,15 +52,20 @@ def serve(
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; when its time is up, requests end with an error and are not cut off."""
+    """uvicorn's server; when its time is up, requests end with an error and are not cut off. Who
+    only looks on is not waited for."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, grace_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, engine: Engine, records: Records, grace_s: float
+    ) -> None:
         super().__init__(config)
         self._engine = engine
+        self._records = records
         self._grace_s = grace_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's. Closes the engine once `grace_s` seconds are over."""
+        self._records.close()
         end = asyncio.create_task(self._end_requests())
         try:
             await super().shutdown(sockets)
@@ -76,14 +82,15 @@ def make_server(
     engine: Engine, settings: Settings, log_level: str = "info", grace_s: float = GRACE_S
 ) -> Server:
     """A server to be run with a listening socket: `server.run(sockets=[listener])`."""
+    app = create_app(engine, settings)
     config = uvicorn.Config(
-        create_app(engine, settings),
+        app,
         log_level=log_level,
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=int(grace_s) + _FAREWELL_S,
     )
-    return Server(config, engine, grace_s)
+    return Server(config, engine, app.state.leyline.records, grace_s)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -21,6 +21,7 @@ from leyline.engine.request import Request as EngineRequest
 from leyline.policy import Applied
 from leyline.server.completions import tokens_of
 from leyline.server.errors import ApiError
+from leyline.server.inspect.records import Sent
 from leyline.server.limits import read_body
 from leyline.server.prepare import State, check_model, edited, load
 from leyline.server.stream import EngineResponse
@@ -64,6 +65,8 @@ async def drop(request: Request, session: str, scrub: bool = False) -> DropAnswe
     check_session(session)
     work = partial(state.engine.drop_session, request.state.owner, session, scrub=scrub)
     forgotten = await to_thread.run_sync(work)
+    # Also where the engine held nothing: it told of what it dropped.
+    state.records.drop(request.state.owner, session)
     if forgotten is None:
         raise _unknown(session)
     return DropAnswer(
@@ -79,6 +82,7 @@ def _prepare(state: State, body: bytes, session: str, owner: str) -> EngineRespo
     options = parse_edit(load(body))
     check_model(options.model, state.engine)
     prompt: Any = None
+    sent: Sent | None = None
     applied: tuple[Applied, ...] = ()
     if options.messages is not None:
         view = edited(options.policy, options.messages, state.text, "")
@@ -86,15 +90,18 @@ def _prepare(state: State, body: bytes, session: str, owner: str) -> EngineRespo
         # The conversation goes on with what the tools say: no turn of the assistant is opened.
         kwargs = options.chat_template_kwargs
         prompt = state.text.render(view.messages, options.tools or None, kwargs, to_answer=False)
+        sent = Sent(view.messages, options.tools or None, kwargs, len(body))
     elif options.prompt is not None:
         prompt = tokens_of(state.text, options.prompt)
+    channel = options.channel(session, owner)
     return EngineResponse(
         state.engine,
         state.metrics,
-        EngineRequest(prompt, Sampling(max_tokens=0), options.channel(session, owner)),
+        EngineRequest(prompt, Sampling(max_tokens=0), channel),
         ReportSurface(applied),
         prefix="",
         prompt="messages" if options.messages is not None else "prompt",
+        recording=state.records.recording(channel, "directives", sent, applied),
     )
 
 

@@ -16,6 +16,7 @@ from leyline.channel import EngineError, Report, StrictFallback
 from leyline.engine.engine import Engine, Handle
 from leyline.engine.request import Delta, Done, Event, Failed, Logprob, Request, Started
 from leyline.server.errors import ApiError, named
+from leyline.server.inspect.records import Recording
 from leyline.server.metrics import Metrics
 
 log = logging.getLogger("leyline.server")
@@ -77,7 +78,15 @@ class ClientGone(Exception):
 class Events:
     """One request's events. As a context manager: submits it, and aborts it if it has not ended."""
 
-    def __init__(self, engine: Engine, request: Request, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        request: Request,
+        metrics: Metrics,
+        recording: Recording | None = None,
+    ) -> None:
+        """recording: where to note them, for people who look."""
+        self._recording = recording
         self._engine = engine
         self._request = request
         self._metrics = metrics
@@ -88,15 +97,24 @@ class Events:
         self.ended = False
 
     async def __aenter__(self) -> Events:
-        loop = asyncio.get_running_loop()
+        loop, recording = asyncio.get_running_loop(), self._recording
 
         def on_event(event: Event) -> None:  # on the engine's thread
+            if recording is not None:
+                recording.observe(event)
             try:
                 loop.call_soon_threadsafe(self._queue.put_nowait, event)
             except RuntimeError:  # the loop was closed under us: nobody is listening
                 pass
 
-        self._handle = self._engine.submit(self._request, on_event)
+        if recording is not None:
+            recording.begin()
+        try:
+            self._handle = self._engine.submit(self._request, on_event)
+        except Exception as error:
+            if recording is not None:
+                recording.observe(Failed(error))
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -152,8 +170,9 @@ class EngineResponse(Response):
         framing: Framing | None = None,
         prefix: str = "leyline",
         prompt: str = "prompt",
+        recording: Recording | None = None,
     ) -> None:
-        """framing: of a streamed answer, by default OpenAI's.
+        """framing: of a streamed answer, by default OpenAI's. recording: None without a session.
         prefix, prompt: what edits and the prompt are called in the request, for errors."""
         super().__init__()
         self._engine = engine
@@ -164,6 +183,7 @@ class EngineResponse(Response):
         self._framing = framing or OpenAIFraming()
         self._prefix = prefix
         self._prompt = prompt
+        self._recording = recording
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = self._streamed(send) if self._stream else self._whole(scope, receive, send)
@@ -175,7 +195,7 @@ class EngineResponse(Response):
             raise named(error, self._prefix, self._prompt) from error
 
     def _events(self) -> Events:
-        return Events(self._engine, self._request, self._metrics)
+        return Events(self._engine, self._request, self._metrics, self._recording)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         text: list[str] = []
@@ -192,21 +212,21 @@ class EngineResponse(Response):
     async def _streamed(self, send: Send) -> None:
         async with self._events() as events:
             event = await events.next()
-            await send(_STREAM_START)
+            await send(STREAM_START)
             framing = self._framing
             try:
                 if isinstance(event, Started) and (opening := framing.opening(event.report)):
-                    await send(_data(opening))
+                    await send(data(opening))
                 while not isinstance(event, Done):
                     event = await events.next()
                     if not isinstance(event, Started):
                         for chunk in self._surface.chunks(event):
-                            await send(_data(framing.event(chunk)))
+                            await send(data(framing.event(chunk)))
                 if closing := framing.closing():
-                    await send(_data(closing))
+                    await send(data(closing))
             except Exception as error:  # too late for a status
                 log.warning("a streamed answer failed: %s", error)
-                await send(_data(framing.error(named(error, self._prefix, self._prompt))))
+                await send(data(framing.error(named(error, self._prefix, self._prompt))))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -233,7 +253,7 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-_STREAM_START = {
+STREAM_START = {
     "type": "http.response.start",
     "status": 200,
     "headers": [
@@ -244,5 +264,5 @@ _STREAM_START = {
 }
 
 
-def _data(body: bytes) -> dict[str, Any]:
+def data(body: bytes) -> dict[str, Any]:
     return {"type": "http.response.body", "body": body, "more_body": True}

@@ -83,6 +83,14 @@ class Text:
         self._needed("messages")
         return len(self._tokens(text, special=False))
 
+    def decode(self, tokens: np.ndarray) -> str:
+        """Tokens as text, special ones included; "" without a tokenizer."""
+        if self.tokenizer is None:
+            return ""
+        return self.tokenizer.decode(
+            tokens.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
     def piece(self, token: int) -> tuple[str, bytes]:
         """A token as text and as bytes. A part of a character is written `bytes:\\xe2\\x82`."""
         if self.tokenizer is None:

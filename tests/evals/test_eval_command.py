@@ -1,0 +1,85 @@
+"""`leyline eval debug-gym`: what it refuses, prints and writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("fastapi")
+pytest.importorskip("matplotlib")
+
+from beside import ASKS, fake
+from click.testing import Result
+from tiny_server import running
+from typer.testing import CliRunner
+
+from leyline import cli
+from leyline.evals.gym import VARIABLE
+
+WIDE = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
+NOWHERE = "http://127.0.0.1:9"
+
+
+def debug_gym(*args: object) -> Result:
+    return CliRunner(env=WIDE).invoke(cli.app, ["eval", "debug-gym", *map(str, args)])
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ([], "say --allow-shell"),
+        (["--allow-shell", "--arms", "append,cut"], "no arm 'cut'; there are append, truncate"),
+        (["--allow-shell", "--tasks", "chess"], "no task 'chess'; there are config"),
+        (["--scripted", "--tasks", "all"], "no scripted answers for pandas_dataframe"),
+        (["--scripted", "--data", "no-such-folder"], "no-such-folder is no folder"),
+        (["--scripted", "--python", "no-such-python"], "make env-debug-gym"),
+        (["--sandbox", "env", "--python", "no-such-python"], "make env-debug-gym"),
+    ],
+)
+def test_refusals_come_before_anything_is_written(
+    args: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    done = debug_gym("--endpoint", NOWHERE, "--out", tmp_path / "out", *args)
+    assert done.exit_code == 1 and says in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_server_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    python = fake(tmp_path, ASKS)
+    done = debug_gym(
+        "--endpoint", NOWHERE, "--out", tmp_path / "out", "--allow-shell", "--python", python
+    )
+    assert done.exit_code == 1 and "no server answers" in done.output
+
+
+def test_it_writes_report_numbers_and_picture(tmp_path: Path) -> None:
+    python, out = fake(tmp_path, ASKS), tmp_path / "out"
+    with running() as server:
+        args = ("--endpoint", server.url + "/v1", "--out", out, "--allow-shell", "--python", python)
+        done = debug_gym(*args, "--tasks", "purr", "-n", 2, "--max-tokens", 2, "-c", 2)
+        assert done.exit_code == 0, done.output
+        assert "6 episodes, 0 of them finished already" in done.output
+        again = debug_gym(*args, "--tasks", "purr", "-n", 2, "--max-tokens", 2)
+        assert "6 episodes, 6 of them finished already" in again.output
+        other = debug_gym(*args, "--tasks", "purr", "--max-tokens", 3)
+    assert other.exit_code == 1 and "has episodes with max_tokens 2, not 3" in other.output
+    value = json.loads((out / "report.json").read_text())
+    assert [line["arm"] for line in value["lines"]] == ["append", "truncate", "splice"]
+    assert len(value["episodes"]) == 6 and value["server"]["url"] is None
+    assert "## Compared" in (out / "report.md").read_text()
+    assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_episodes_without_an_end_are_exit_code_1(tmp_path: Path) -> None:
+    with running() as server:
+        done = debug_gym(
+            "--endpoint", server.url, "--out", tmp_path / "out", "--allow-shell",
+            "--python", fake(tmp_path, "exit('broken')\n"), "--tasks", "purr",
+        )  # fmt: skip
+    assert done.exit_code == 1
+    assert "3 episodes are not finished; run it again" in done.output and "broken" in done.output

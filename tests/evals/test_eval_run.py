@@ -1,0 +1,222 @@
+"""The whole of this side against a real server: arms, records, going on, trouble. What is beside
+is debug-gym's process in name only; see test_eval_debug_gym.py for the real one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("fastapi")
+
+from beside import ASKS, fake
+from tiny_server import Running, running
+
+from leyline.evals import endpoint
+from leyline.evals.arms import Key
+from leyline.evals.endpoint import complete
+from leyline.evals.episode import Settings
+from leyline.evals.gym import Gym
+from leyline.evals.report import Results
+from leyline.evals.run import Options, check, evaluate
+from leyline.evals.store import Store
+from leyline.replay.client import CallError, Client
+
+SETTINGS = Settings(model="", max_tokens=3, temperature=0.5, system_prompt="You fix bugs.")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running() as it:
+        yield it
+
+
+def run(server: Running, tmp_path: Path, options: Options, code: str = ASKS) -> Results:
+    with Gym(fake(tmp_path, code)) as gym:
+        return evaluate(server.url, options, SETTINGS, Store(tmp_path / "out"), gym)
+
+
+def records(tmp_path: Path, key: Key) -> list[dict[str, Any]]:
+    text = Store(tmp_path / "out").path(key).read_text()
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
+def test_arms_send_the_same_but_for_what_they_clear(server: Running, tmp_path: Path) -> None:
+    found = run(server, tmp_path, Options(("purr",)))
+    assert not found.errors and len(found.episodes) == 3 == found.asked
+    append, truncate, splice = found.lines
+    assert append.solved == truncate.solved == splice.solved == 1
+    assert append.turns == truncate.turns == splice.turns == 4
+    assert append.prompt > truncate.prompt and (append.edits, truncate.edits) == (0, 0)
+    assert splice.edits == 1 and splice.moved > 0 and not splice.fallbacks
+    for line in found.lines:
+        assert line.cached is not None and line.prompt == line.cached + (line.computed or 0)
+        assert 0 < line.model_s < line.wall_s
+
+
+def test_records_tell_what_was_sent_and_what_came(server: Running, tmp_path: Path) -> None:
+    run(server, tmp_path, Options(("purr",), arms=("splice",)))
+    lines = records(tmp_path, Key("splice", "purr", 0))
+    messages = {line["message"]: line["is"] for line in lines if "message" in line}
+    calls = [line for line in lines if "call" in line]
+    assert len(calls) == 4
+    outputs = [
+        messages[i]["content"] for i in calls[3]["messages"] if messages[i]["role"] == "tool"
+    ]
+    assert outputs[0].startswith("[evicted") and outputs[1].startswith("1 of purr")
+    for call in calls:
+        tokens, usage = call["leyline"]["tokens"], call["usage"]
+        assert usage["prompt_tokens"] == tokens["prompt"] and call["seconds"] > 0
+        assert usage["completion_tokens"] <= 3 and call["answer"]["role"] == "assistant"
+    assert calls[3]["leyline"]["edits"] and lines[-1]["end"]["versions"] == {
+        "debug_gym": "0",
+        "python": "3",
+    }
+
+
+def test_episodes_share_nothing_in_the_cache(server: Running, tmp_path: Path) -> None:
+    """Else an arm would find what the one before it left there."""
+    run(server, tmp_path, Options(("purr", "grader"), seeds=2, arms=("append", "truncate")))
+    before = [
+        records(tmp_path, Key(arm, task, seed))
+        for arm in ("append", "truncate")
+        for task in ("purr", "grader")
+        for seed in (0, 1)
+    ]
+    firsts = [next(line for line in lines if "call" in line) for lines in before]
+    cached = [call["usage"]["prompt_tokens_details"]["cached_tokens"] for call in firsts]
+    prompts = [call["usage"]["prompt_tokens"] for call in firsts]
+    # What the template puts before the first word is the same, tools included.
+    assert len(set(prompts)) == 1
+    assert max(cached) < min(prompts) - len("You fix bugs.") // 2
+
+
+def test_a_run_goes_on_where_it_stopped(server: Running, tmp_path: Path) -> None:
+    first = run(server, tmp_path, Options(("purr",), arms=("append",)))
+    more = run(server, tmp_path, Options(("purr",), seeds=2, arms=("append", "splice")))
+    assert more.asked == 4 and len(more.episodes) == 4
+    assert first.episodes[0] in more.episodes
+    nothing_left = run(server, tmp_path, Options(("purr",), seeds=2), code="exit(1)\n")
+    assert len(nothing_left.episodes) == 4 and len(nothing_left.errors) == 2
+    store = Store(tmp_path / "out")
+    with Gym(fake(tmp_path, ASKS)) as gym:
+        with pytest.raises(ValueError, match="has episodes with keep 2, not 1"):
+            evaluate(server.url, Options(("purr",)), replace(SETTINGS, keep=1), store, gym)
+
+
+def test_episodes_run_beside_each_other(server: Running, tmp_path: Path) -> None:
+    found = run(server, tmp_path, Options(("purr", "config"), seeds=2, concurrency=4))
+    assert len(found.episodes) == 12 and not found.errors and not found.lines[2].fallbacks
+    assert {each.key for each in found.episodes} == set(Options(("purr", "config"), seeds=2).keys())
+
+
+def test_processes_that_die_end_the_run_with_a_reason(server: Running, tmp_path: Path) -> None:
+    found = run(server, tmp_path, Options(("purr", "config")), code="exit('broken install')\n")
+    assert not found.episodes and len(found.errors) == 3
+    assert all("broken install" in text for text in found.errors.values())
+    assert found.cut_short == "3 episodes in a row came to no end"
+    assert "Not all episodes were tried" in found.markdown()
+
+
+def test_a_prompt_too_long_ends_the_episode_not_the_run(tmp_path: Path) -> None:
+    with running(max_tokens=400) as small:
+        found = run(small, tmp_path, Options(("purr",), arms=("append",)))
+    assert not found.errors
+    (episode,) = found.episodes
+    assert (episode.solved, episode.reason) == (False, "context") and 0 < episode.turns < 4
+
+
+def test_time_that_is_up_ends_the_episode_not_the_run(server: Running, tmp_path: Path) -> None:
+    code = ASKS.replace("reply =", "import time; time.sleep(600); reply =")
+    options = Options(("purr",), arms=("append",), limit_s=3)
+    (episode,) = run(server, tmp_path, options, code).episodes
+    assert (episode.solved, episode.reason) == (False, "time")
+
+
+def test_splice_needs_a_server_with_sessions(tmp_path: Path) -> None:
+    """A plain server ignores the field; its numbers would be those of truncate."""
+    with plain() as url, Gym(fake(tmp_path, ASKS)) as gym:
+        with pytest.raises(ValueError, match="arm splice needs a server"):
+            evaluate(url, Options(("purr",)), SETTINGS, Store(tmp_path / "out"), gym)
+        found = evaluate(
+            url, Options(("purr",), arms=("append",)), SETTINGS, Store(tmp_path / "out"), gym
+        )
+    assert found.episodes[0].solved and found.episodes[0].cached is None
+
+
+def test_what_can_not_be_run_is_refused() -> None:
+    with pytest.raises(ValueError, match="no task 'chess'; there are config, "):
+        check(Options(("chess",)), SETTINGS)
+    with pytest.raises(ValueError, match="no scripted answers for pandas_dataframe"):
+        check(Options(("pandas_dataframe",)), replace(SETTINGS, scripted=True))
+
+
+def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "AGAIN_S", (0.0, 0.0, 0.0))
+    body = {"model": "plain", "messages": [{"role": "user", "content": "u"}]}
+    with plain(refuse=[503, 429]) as url, Client(url) as client:
+        reply = complete(client, body)
+        assert (reply.prompt, reply.cached, reply.completion) == (7, None, 1)
+    with plain(refuse=[503] * 9) as url, Client(url) as client:
+        with pytest.raises(CallError, match="HTTP 503"):
+            complete(client, body)
+    with plain(refuse=[400]) as url, Client(url) as client:
+        with pytest.raises(CallError, match="HTTP 400"):
+            complete(client, body)  # a second try would be answered
+
+
+@contextmanager
+def plain(refuse: list[int] | None = None) -> Iterator[str]:
+    """An HTTP server of the OpenAI API that knows no sessions and counts nothing as cached; it
+    refuses its first completions with these codes."""
+    codes = list(refuse or ())
+
+    class Handler(BaseHTTPRequestHandler):
+        left: ClassVar[list[int]] = codes
+
+        def do_GET(self) -> None:
+            self._say(200, {"data": [{"id": "plain"}]})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
+            if not self.path.endswith("/completions"):
+                self._say(404, {})
+            elif self.left:
+                self._say(self.left.pop(0), {"error": "busy"})
+            else:
+                self._answer(bool(body.get("stream")))
+
+        def _answer(self, stream: bool) -> None:
+            usage = {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8}
+            message = {"role": "assistant", "content": "a"}
+            part = {"delta" if stream else "message": message, "finish_reason": "stop", "index": 0}
+            value = {"id": "i", "object": "o", "created": 0, "model": "plain", "choices": [part]}
+            self._say(200, {**value, "usage": usage}, stream)
+
+        def _say(self, code: int, value: dict[str, Any], stream: bool = False) -> None:
+            text = json.dumps(value)
+            data = (f"data: {text}\n\ndata: [DONE]\n\n" if stream else text).encode()
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{httpd.server_address[1]}"
+        finally:
+            httpd.shutdown()
+            thread.join()

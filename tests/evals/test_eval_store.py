@@ -1,0 +1,76 @@
+"""A run goes on where it stopped, and never mixes what doesn't belong together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from leyline.evals.arms import Key
+from leyline.evals.store import Episode, Store
+
+KEY = Key("append", "purr", 0)
+MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "ü\u2028"}]
+
+
+def test_a_finished_episode_is_read_back(tmp_path: Path, episode: Callable[..., Episode]) -> None:
+    store, done = Store(tmp_path), episode(cached=None, fallbacks={"no_room": 2})
+    assert store.get(KEY) is None
+    with store.writer(KEY) as writer:
+        writer.call(MESSAGES, {"seconds": 1.5})
+        writer.call([*MESSAGES, {"role": "tool", "content": "t"}], {"seconds": 2.5})
+        assert store.get(KEY) is None
+        writer.end(done)
+    assert store.get(KEY) == done and done.computed is None
+
+
+def test_calls_name_their_messages(tmp_path: Path, episode: Callable[..., Episode]) -> None:
+    """Each message stands in the file once; calls refer to them in order."""
+    store, cleared = Store(tmp_path), {"role": "user", "content": "[cleared]"}
+    with store.writer(KEY) as writer:
+        writer.call(MESSAGES, {})
+        writer.call([MESSAGES[0], cleared, MESSAGES[1]], {})
+        writer.end(episode())
+    lines = [json.loads(line) for line in store.path(KEY).read_text().split("\n") if line]
+    known = {line["message"]: line["is"] for line in lines if "message" in line}
+    calls = [[known[i] for i in line["messages"]] for line in lines if "call" in line]
+    assert calls == [MESSAGES, [MESSAGES[0], cleared, MESSAGES[1]]]
+    assert len(known) == 3
+
+
+def test_half_an_episode_is_begun_anew(tmp_path: Path, episode: Callable[..., Episode]) -> None:
+    store = Store(tmp_path)
+    with store.writer(KEY) as writer:
+        writer.call(MESSAGES, {"seconds": 1.5})
+    assert store.get(KEY) is None
+    with store.writer(KEY) as writer:
+        writer.end(episode())
+    assert "seconds" not in store.path(KEY).read_text()
+    assert [path.name for path in store.path(KEY).parent.iterdir()] == ["purr-0.jsonl"]
+
+
+def test_a_damaged_episode_is_refused(tmp_path: Path, episode: Callable[..., Episode]) -> None:
+    store = Store(tmp_path)
+    file = store.path(KEY)
+    file.parent.mkdir(parents=True)
+    for text in ("", "{}", '{"end": {"arm": "append"}}', "no json"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"purr-0\.jsonl: not a finished episode.*remove it"):
+            store.get(KEY)
+    with store.writer(KEY) as writer:
+        writer.end(episode(seed=3))
+    with pytest.raises(ValueError, match="is the episode"):
+        store.get(KEY)
+
+
+def test_other_settings_are_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path / "new" / "folder")
+    store.open({"model": "m", "keep": 2})
+    store.open({"model": "m", "keep": 2})
+    with pytest.raises(ValueError, match="has episodes with keep 2, not 3; give another --out"):
+        store.open({"model": "m", "keep": 3})
+    with pytest.raises(ValueError, match="with top_p None, not 1"):
+        store.open({"model": "m", "keep": 2, "top_p": 1})
+    assert json.loads((store.folder / "settings.json").read_text()) == {"model": "m", "keep": 2}

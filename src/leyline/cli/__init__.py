@@ -15,6 +15,7 @@ try:
     from leyline.cli.common import out
     from leyline.cli.demo import demo
     from leyline.cli.evaluate import app as evaluate
+    from leyline.cli.inspect import inspect
     from leyline.cli.models import models
     from leyline.cli.replay import replay
     from leyline.cli.serve import serve
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (serve, demo, bench, replay, models, verify):
+for command in (serve, demo, bench, replay, inspect, models, verify):
     app.command()(command)
 app.add_typer(evaluate, name="eval")
 app.add_typer(traces, name="traces")

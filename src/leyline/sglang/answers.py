@@ -17,6 +17,7 @@ from leyline.sglang.carriers import KEY
 from leyline.sglang.request import Refused, Report
 
 INVALID = "invalid_request_error"
+SERVER = "server_error"
 
 
 class Shape(Protocol):
@@ -49,7 +50,7 @@ class OpenAI:
     def error(self, error: Refused) -> bytes:
         problem = {
             "message": _clean(error.message),
-            "type": INVALID,
+            "type": INVALID if error.status_code < 500 else SERVER,
             "param": None if error.param is None else _clean(error.param),
             "code": error.code,
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from http import HTTPStatus
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from leyline.api.errors import FieldError
-from leyline.channel import StrictFallback, check_strict
+from leyline.channel import EngineError, Fallback, StrictFallback, check_strict
 from leyline.directive import DirectiveError
-from leyline.sglang.carriers import KEY, parse_object
+from leyline.sglang.carriers import KEY, Ahead, parse_carried
 from leyline.sglang.report import publish
-from leyline.sglang.sessions import PUBLIC
+from leyline.sglang.sessions import PUBLIC, owner_of
 from leyline.sglang.turn import Turn
 
 
@@ -47,34 +46,62 @@ def on_arrival(req: Any, scheduler: Any, received: Any, *args: Any, **kwargs: An
     if carried is None:
         return
     try:
-        asked = parse_object(carried, enabled)
-        # Rows are found in these namespaces, so sessions live in them too.
-        owner = json.dumps([req.extra_key, req.cache_salt])
-        channel = asked.channel(asked.session, owner)
-        turn = Turn(channel, cache.sessions.number(channel.user), _unsupported(req, received))
+        asked, ahead = parse_carried(carried, enabled)
+        channel = asked.channel(asked.session, owner_of(req.extra_key, req.cache_salt))
+        turn = Turn(
+            channel,
+            cache.sessions.number(channel.user),
+            _unsupported(req, received),
+            ahead=ahead is not None,
+        )
+        if ahead is Ahead.SOURCE:
+            _take_prompt(req, turn, cache, scheduler.max_req_input_len)
         if turn.unsupported is not None:
             turn.plan_unsupported(len(req.origin_input_ids), 0)
             check_strict(channel, turn.reuse.fallback)
     except StrictFallback as error:
         what = f"{error.message}. A splice doesn't go with {turn.unsupported}."
         refuse(req, StrictFallback(error.reason, what))
-    except (FieldError, DirectiveError) as error:
+    except (FieldError, DirectiveError, EngineError) as error:
         refuse(req, error)
     else:
         req.leyline = turn
         publish(req, turn)
 
 
-def refuse(req: Any, error: FieldError | DirectiveError | StrictFallback) -> None:
-    """End the request with HTTP 400 or 409; nothing of it is prefilled."""
+def refuse(req: Any, error: FieldError | DirectiveError | EngineError) -> None:
+    """End the request with HTTP 400, 404 or 409; nothing of it is prefilled."""
     req.leyline = None
-    if isinstance(error, StrictFallback):
-        status, word, message = HTTPStatus.CONFLICT, error.reason, error.message
+    if isinstance(error, EngineError):
+        status, word, message = _status(error), str(error.reason), error.message
     else:
         status, word, message = HTTPStatus.BAD_REQUEST, "invalid_directive", str(error)
     if isinstance(error, DirectiveError):
         message = f"{KEY}.{message}"
     _end(req, message, status, f"{KEY}.{word}")
+
+
+def _status(error: EngineError) -> HTTPStatus:
+    if isinstance(error, StrictFallback):
+        return HTTPStatus.CONFLICT
+    missing = error.reason == Fallback.SOURCE_MISSING
+    return HTTPStatus.NOT_FOUND if missing else HTTPStatus.BAD_REQUEST
+
+
+def _take_prompt(req: Any, turn: Turn, cache: Any, most: int) -> None:
+    """Make the prompt of an edit by directives alone, while SGLang has not looked at it. Raises
+    EngineError, DirectiveError."""
+    channel = turn.channel
+    lineage = cache.sessions.lineages.get(*channel.user)
+    if lineage is None:
+        what = f"session {channel.session!r} has nothing cached here to edit; send its prompt"
+        raise EngineError(Fallback.SOURCE_MISSING, what)
+    prompt = turn.make_prompt(lineage, cache.vocab_size)
+    if len(prompt) >= most:
+        what = f"the edited sequence has {len(prompt)} tokens; here it may have {most - 1}"
+        raise EngineError("context_length_exceeded", what)
+    tokens = array("q", np.ascontiguousarray(prompt, dtype=np.int64).tobytes())
+    req.origin_input_ids = req.origin_input_ids_unpadded = tokens
 
 
 def _end(req: Any, message: str, status: HTTPStatus, kind: str) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ from leyline.sglang import splice
 from leyline.sglang.arrival import asked_of, number_of, refuse, turn_of
 from leyline.sglang.report import Metrics, publish
 from leyline.sglang.rows import Rows
-from leyline.sglang.sessions import Sessions, Users
+from leyline.sglang.sessions import Sessions, User, Users
 from leyline.sglang.turn import Turn
 
 
@@ -90,6 +90,11 @@ class LeylineRadixCache(UnifiedRadixCache):
         with self._serving(req):
             found = splice.find_source(self, turn)
         return len(found.slots) >= max(keep.src + keep.n for keep in turn.run_at(at))
+
+    def cached_of(self, lineage: Lineage, extra_key: str | None, cache_salt: str | None) -> int:
+        """How many of its rows are there now."""
+        with self._in_namespace(extra_key, cache_salt):
+            return int(self.find(lineage.key).device_prefix_len)
 
     def find(self, key: np.ndarray | array[int]) -> MatchResult:
         """The rows cached for a key in the namespace of the request being served."""
@@ -238,12 +243,24 @@ class LeylineRadixCache(UnifiedRadixCache):
         publish(req, turn)
 
     def _forget(self, turn: Turn) -> None:
-        freed, kept = splice.forget(self, turn)
-        turn.forgot(sum(map(len, freed)), kept)
-        for other in self.sessions.others(turn):
-            other.doomed, other.scrub = True, other.scrub or turn.channel.scrub
-        if turn.channel.scrub:
+        shared, scrub = turn.reuse.shared, turn.channel.scrub
+        turn.forgot(*self._drop(turn.channel.user, turn.number, shared, scrub, but=turn))
+
+    def drop_session(self, user: User, scrub: bool) -> tuple[int, int]:
+        """Free what only this session uses; rows freed, and rows that stay, as others or its own
+        requests that still run use them. What these leave goes when they end."""
+        return self._drop(user, self.sessions.number(user), 0, scrub)
+
+    def _drop(
+        self, user: User, number: int, shared: int, scrub: bool, but: Turn | None = None
+    ) -> tuple[int, int]:
+        freed, kept = splice.forget(self, user, number, shared)
+        for other in self.sessions.running(user):
+            if other is not but:
+                other.doomed, other.scrub = True, other.scrub or scrub
+        if scrub:
             self.rows.zero(torch.cat([*freed, self._free_slots()]))
+        return sum(map(len, freed)), kept
 
     def _free_slots(self) -> Tensor:
         allocator = self.token_to_kv_pool_allocator
@@ -270,6 +287,7 @@ class LeylineRadixCache(UnifiedRadixCache):
         self.sessions.ended(turn)
         with self._serving(req):
             splice.release_source(self, turn)
+            source = self._source_of(turn) if turn.doomed else []
         leaf = req.last_node
         if not turn.doomed:
             self.sessions.add_leaf(turn.channel.user, leaf)
@@ -282,9 +300,14 @@ class LeylineRadixCache(UnifiedRadixCache):
         super().on_release(req, checkpointed=checkpointed)
         self._drop_gone()
         if turn.doomed:
-            splice.drop_branches(self, turn.number, [leaf])
+            splice.drop_branches(self, turn.number, [leaf, *source])
             if turn.scrub:
                 self.rows.zero(self._free_slots())
+
+    def _source_of(self, turn: Turn) -> list[int]:
+        """Where what is left of the source ends: this request had kept it from being dropped."""
+        source = None if turn.source is None else splice.find_source(self, turn)
+        return [source.node] if source is not None and len(source.slots) else []
 
     def _drop_gone(self) -> None:
         gone, self.sessions.gone = self.sessions.gone, []
@@ -293,11 +316,18 @@ class LeylineRadixCache(UnifiedRadixCache):
 
     def _lineage(self, req: Any, turn: Turn, whole: bool) -> Lineage:
         length = req.owned_kv_len() if whole else req.kv.cache_protected_len
-        return turn.lineage(np.array(req.full_untruncated_fill_ids[:length], dtype=np.int64))
+        if turn.ahead:
+            # SGLang samples a token all the same. It is nobody's answer.
+            length = min(length, len(req.origin_input_ids))
+        tokens = np.array(req.full_untruncated_fill_ids[:length], dtype=np.int64)
+        return turn.lineage(tokens, self.sessions.lineages.get(*turn.channel.user))
+
+    def _serving(self, req: Any) -> AbstractContextManager[None]:
+        return self._in_namespace(req.extra_key, req.cache_salt)
 
     @contextmanager
-    def _serving(self, req: Any) -> Iterator[None]:
-        self._namespace = (req.extra_key, req.cache_salt)
+    def _in_namespace(self, extra_key: str | None, cache_salt: str | None) -> Iterator[None]:
+        self._namespace = (extra_key, cache_salt)
         try:
             yield
         finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
 import pydantic_core
@@ -25,6 +26,19 @@ HINT = "leyline.edit"
 BACKEND = "leyline"
 """`--radix-cache-backend`."""
 
+_AHEAD = "ahead"
+"""Beside the object's own fields, which a client's may not have."""
+
+
+class Ahead(StrEnum):
+    """An edit made now, ahead of the request that will need it: it generates nothing."""
+
+    PROMPT = "prompt"
+    """The request has the prompt that the session is to have."""
+    SOURCE = "source"
+    """Only directives: the prompt is what they make of the session's source."""
+
+
 Place = tuple[str, int | None, Any]
 """Where it stands, the prompt it is for (None: for all), what stands there."""
 
@@ -37,26 +51,42 @@ def is_enabled() -> bool:
     return get_memory().radix_cache_backend == BACKEND
 
 
-def parse_object(raw: object, enabled: bool = True) -> LeylineObject:
-    """The object from untrusted data, which may be a JSON string. Raises FieldError."""
+def check_enabled(enabled: bool) -> None:
+    """Raises FieldError for a server without Leyline's cache."""
     if not enabled:
         what = f"this server was started without `--radix-cache-backend {BACKEND}`; leave it out."
         raise FieldError(KEY, what, "unsupported_parameter")
+
+
+def parse_object(raw: object, enabled: bool = True) -> LeylineObject:
+    """The object from untrusted data, which may be a JSON string. Raises FieldError."""
+    check_enabled(enabled)
     try:
-        if isinstance(raw, str):
-            raw = pydantic_core.from_json(raw, allow_inf_nan=False)
-        return parse_leyline(raw)
-    except FieldError:
-        raise
+        return parse_leyline(_loaded(raw))
     except RecursionError:
         raise FieldError(KEY, "is nested too deeply.") from None
+
+
+def parse_carried(raw: object, enabled: bool) -> tuple[LeylineObject, Ahead | None]:
+    """The object as `carrier` made it. Raises FieldError."""
+    raw = _loaded(raw)
+    ahead = raw.pop(_AHEAD, None) if isinstance(raw, dict) else None
+    return parse_object(raw, enabled), None if ahead is None else Ahead(ahead)
+
+
+def _loaded(raw: object) -> object:
+    if not isinstance(raw, str):
+        return raw
+    try:
+        return pydantic_core.from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         raise FieldError(KEY, f"is not JSON: {error}.", "invalid_json") from None
 
 
-def carrier(obj: LeylineObject) -> str:
+def carrier(obj: LeylineObject, ahead: Ahead | None = None) -> str:
     """What goes to the scheduler: the checked object without its policy, as JSON."""
     out: dict[str, Any] = {
+        **({} if ahead is None else {_AHEAD: ahead}),
         "session": obj.session,
         "mode": obj.mode,
         "repair": obj.repair,

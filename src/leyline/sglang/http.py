@@ -1,5 +1,5 @@
 """The top-level `leyline` object of requests to `/v1/…`, as an ASGI middleware; on `/v1/messages`
-Anthropic's `context_management` too.
+and its `/count_tokens` Anthropic's `context_management` too.
 
 SGLang drops fields that it doesn't know. Requests without them go through untouched, and so do
 bodies that are encoded (`content-encoding`), which SGLang doesn't read either.
@@ -20,6 +20,7 @@ from leyline.api.errors import FieldError, join
 from leyline.api.leyline_object import LeylineObject, PolicyReport
 from leyline.policy import Applied, PolicyError, apply_policy, estimate
 from leyline.policy.turns import as_json
+from leyline.sglang import asgi, count_tokens
 from leyline.sglang.answers import Anthropic, Events, OpenAI, Shape
 from leyline.sglang.carriers import KEY, is_enabled, parse_object
 from leyline.sglang.request import Exchange, Refused
@@ -32,11 +33,13 @@ _MANAGED = b'"context_management"'
 _CHATS = ("/v1/chat/completions", "/invocations")
 _GENERATE = "/generate"
 _MESSAGES = "/v1/messages"
+_COUNT = "/v1/messages/count_tokens"
+_RULED = (_MESSAGES, _COUNT)
 SHAPES: dict[str, Callable[[], Shape]] = {
     **dict.fromkeys(_CHATS, OpenAI),
     _GENERATE: OpenAI,
     "/v1/completions": OpenAI,
-    _MESSAGES: Anthropic,
+    **dict.fromkeys(_RULED, Anthropic),
 }
 """Of each path that is looked at."""
 
@@ -66,36 +69,41 @@ class LeylineMiddleware:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path not in SHAPES:
             return await self.app(scope, receive, send)
-        messages, body = await _read(receive)
-        if _MENTION not in body and not (path == _MESSAGES and _MANAGED in body):
-            return await self.app(scope, _replay(messages, receive), send)
+        messages, body = await asgi.read(receive)
+        if _MENTION not in body and not (path in _RULED and _MANAGED in body):
+            return await self.app(scope, asgi.replay(messages, receive), send)
         shape = SHAPES[path]()
         try:
             taken = take(body, path, self.enabled)
         except Refused as refused:
-            return await _refuse(send, shape, refused)
+            return await asgi.refuse(send, shape, refused)
         if taken is None:
-            return await self.app(scope, _replay(messages, receive), send)
+            return await self.app(scope, asgi.replay(messages, receive), send)
         if taken.body is not None:
-            scope = {**scope, "headers": _with_length(scope["headers"], len(taken.body))}
-            rest = [each for each in messages if each["type"] != "http.request"]
-            messages = [{"type": "http.request", "body": taken.body}, *rest]
+            scope, messages = asgi.with_body(scope, messages, taken.body)
+        receive = asgi.replay(messages, receive)
+        if path == _COUNT:
+            if taken.unmanaged is None:
+                return await self.app(scope, receive, send)
+            return await count_tokens.answer(self.app, scope, receive, send, taken.unmanaged)
         exchange = Exchange(taken.given)
         if taken.managed is not None and isinstance(shape, Anthropic):
             shape.managed = taken.managed
         answer = _Answer(send, shape, exchange, taken.applied)
-        await self.app({**scope, KEY: exchange}, _replay(messages, receive), answer.send)
+        await self.app({**scope, KEY: exchange}, receive, answer.send)
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
     """What a body had. given: the top-level object. body: the new one, where it changed. applied:
-    what policies did to the messages; managed: what `context_management` did."""
+    what policies did to the messages; managed: what `context_management` did; unmanaged: the body
+    that it would be without, for a count."""
 
     given: LeylineObject | None
     body: bytes | None = None
     applied: tuple[Applied, ...] = ()
     managed: AppliedEdits | None = None
+    unmanaged: bytes | None = None
 
 
 def take(body: bytes, path: str, enabled: Callable[[], bool]) -> Taken | None:
@@ -113,20 +121,24 @@ def take(body: bytes, path: str, enabled: Callable[[], bool]) -> Taken | None:
             what = "goes into sampling_params.custom_params or kv_hints here, not to the top level."
             raise Refused.of(FieldError(KEY, what, "unsupported_parameter"))
         return None
-    rules = request.pop("context_management", None) if path == _MESSAGES else None
+    rules = request.pop("context_management", None) if path in _RULED else None
     if raw is None and rules is None:
         custom = request.get("custom_params")
         return Taken(None) if isinstance(custom, dict) and KEY in custom else None
     try:
         given = None if raw is None else parse_object(raw, enabled())
         applied: tuple[Applied, ...] = ()
+        plain = dict(request) if rules is not None and path == _COUNT else None
         managed = None if rules is None else _manage(rules, request)
         if given is not None and given.policy is not None:
             applied = _apply_policy(given.policy, request, path)
+            if plain is not None:
+                _apply_policy(given.policy, plain, path)
             given = given.model_copy(update={"policy": None})
         elif managed is None:
             return Taken(given)
-        return Taken(given, orjson.dumps(request), applied, managed)
+        unmanaged = None if plain is None else orjson.dumps(plain)
+        return Taken(given, orjson.dumps(request), applied, managed, unmanaged)
     except FieldError as error:
         raise Refused.of(error) from None
     except (RecursionError, orjson.JSONEncodeError):
@@ -192,7 +204,7 @@ class _Answer:
             return
         if self._start is not None and self._exchange.failure is not None:
             self._is_over = True
-            await _refuse(self._send, self._shape, self._exchange.failure)
+            await asgi.refuse(self._send, self._shape, self._exchange.failure)
             return
         await self._write(message.get("body", b""), message.get("more_body", False))
 
@@ -228,7 +240,7 @@ class _Answer:
             answer = orjson.loads(body)
             self._shape.whole(answer, report)
             body = orjson.dumps(answer)
-            headers = _with_length(self._start["headers"], len(body))
+            headers = asgi.with_length(self._start["headers"], len(body))
             self._start = {**self._start, "headers": headers}
         await self._plain(body, False)
 
@@ -241,43 +253,3 @@ class _Answer:
         out = b"".join(part for event in events for part in self._shape.event(event, report))
         if out or not more:
             await self._plain(out, more)
-
-
-async def _read(receive: Receive) -> tuple[list[Message], bytes]:
-    """A request's body, and the messages that it came in. If the client hangs up, the last one is
-    that and the body ends there."""
-    messages: list[Message] = []
-    while True:
-        message = await receive()
-        messages.append(message)
-        if message["type"] != "http.request" or not message.get("more_body", False):
-            break
-    return messages, b"".join(each.get("body", b"") for each in messages)
-
-
-def _replay(messages: list[Message], receive: Receive) -> Receive:
-    """A `receive` that begins with these."""
-    waiting = messages[::-1]
-
-    async def replayed() -> Message:
-        return waiting.pop() if waiting else await receive()
-
-    return replayed
-
-
-async def _refuse(send: Send, shape: Shape, refused: Refused) -> None:
-    body = shape.error(refused)
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    if refused.status_code == 409:  # the official clients would try again
-        headers.append((b"x-should-retry", b"false"))
-    start = {"type": "http.response.start", "status": refused.status_code, "headers": headers}
-    await send(start)
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-def _with_length(headers: Any, length: int) -> list[tuple[bytes, bytes]]:
-    """Headers with the body's new length; one sent in chunks has none."""
-    return [
-        (name, b"%d" % length if name.lower() == b"content-length" else value)
-        for name, value in headers
-    ]

@@ -6,12 +6,14 @@ Nothing happens to a server that was not started with `--radix-cache-backend ley
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from leyline.sglang import versions
 from leyline.sglang.arrival import on_arrival
 from leyline.sglang.carriers import BACKEND, is_enabled
 from leyline.sglang.report import is_request_level
+from leyline.sglang.session_control import on_control
 
 log = logging.getLogger("sglang.leyline")
 
@@ -74,12 +76,10 @@ def _register_hooks() -> None:
 
     from leyline.sglang import request
 
-    hooks: list[tuple[tuple[str, ...], tuple[Any, ...], HookType]] = [
-        (
-            versions.SCHEDULER_HOOKS,
-            (on_arrival, _adder_class, is_request_level),
-            HookType.AFTER,
-        ),
+    *after, control = versions.SCHEDULER_HOOKS
+    hooks: list[tuple[Sequence[str], tuple[Any, ...], HookType]] = [
+        (after, (on_arrival, _adder_class, is_request_level), HookType.AFTER),
+        ((control,), (on_control,), HookType.AROUND),
         (
             versions.TOKENIZER_HOOKS,
             (
@@ -99,11 +99,12 @@ def _register_hooks() -> None:
 def before_http(*args: Any, **kwargs: Any) -> None:
     """Before `http_server._setup_and_run_http_server`. Raises Unready if requests would get past
     the plugin."""
-    from leyline.sglang import http
+    from leyline.sglang import http, session_routes
 
     if is_enabled():
         versions.check_hooks(versions.TOKENIZER_HOOKS)
     http.add_middleware()
+    session_routes.add_routes()
 
 
 def _adder_class(base: Any, scheduler: Any) -> Any:

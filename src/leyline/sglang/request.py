@@ -15,7 +15,16 @@ from typing import Any
 
 from leyline.api.errors import FieldError
 from leyline.api.leyline_object import LeylineObject
-from leyline.sglang.carriers import KEY, carrier, continuing, is_enabled, mentions, put, take
+from leyline.sglang.carriers import (
+    KEY,
+    Ahead,
+    carrier,
+    continuing,
+    is_enabled,
+    mentions,
+    put,
+    take,
+)
 
 Report = dict[str, Any]
 
@@ -70,10 +79,12 @@ class Refused(ValueError):
 class Exchange:
     """What the HTTP middleware and these hooks tell each other about one request.
 
-    given: the top-level object. report, failure: what became of it.
+    given: the top-level object. ahead: it is an edit of a session route. report, failure: what
+    became of it.
     """
 
     given: LeylineObject | None = None
+    ahead: Ahead | None = None
     report: Report | None = None
     failure: Refused | None = None
 
@@ -133,13 +144,13 @@ async def _with_objects(
     """The answers to a request with objects, each with its report."""
     try:
         objects = take(obj, exchange.given, is_enabled())
-        put(obj, [None if each is None else carrier(each) for each in objects])
+        put(obj, [None if each is None else carrier(each, exchange.ahead) for each in objects])
         answers = _Answers(exchange, _samples(obj))
         if answers.samples > 1:
             # The edits are the prompt's, once; what is drawn from it afterwards only goes on in
             # the session. SGLang computes the prompt by a request of its own here too, whose
             # answer it drops, and by then there would be nothing left to report.
-            outs = await _only(original(manager, _prompt_only(obj), request))
+            outs = await only(original(manager, _prompt_only(obj), request))
             answers.keep(outs)
             put(obj, [None if each is None else continuing(each) for each in objects])
         async with aclosing(original(manager, obj, request)) as stream:
@@ -233,18 +244,18 @@ def _is_single(obj: Any) -> bool:
     return bool(obj.input_ids) and isinstance(obj.input_ids[0], int)
 
 
-async def _only(answers: AsyncGenerator[Any, None]) -> Any:
+async def only(answers: AsyncGenerator[Any, None]) -> Any:
     """The answer of a request that is not streamed."""
     async with aclosing(answers) as stream:
         return await anext(stream)
 
 
 def _refusal(reason: object) -> Refused | None:
-    """An abort with a 400 or a 409 as an error. Its `err_type` may be `leyline.` and one word."""
+    """An abort with a 400, 404 or 409 as an error. Its `err_type` may be `leyline.` and a word."""
     if not isinstance(reason, dict) or reason.get("type") != "abort":
         return None
     message, status = str(reason.get("message")), reason.get("status_code")
-    if status not in (400, 409):
+    if status not in (400, 404, 409):
         return None
     owner, _, word = str(reason.get("err_type")).partition(".")
     field, _, _ = message.partition(": ")

@@ -7,6 +7,7 @@ alike.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections import OrderedDict
 from typing import TYPE_CHECKING
@@ -31,6 +32,11 @@ about."""
 
 PUBLIC = 0
 """Requests without a session, or more than one session."""
+
+
+def owner_of(extra_key: str | None, cache_salt: str | None) -> str:
+    """Whose a session is: rows are found in these namespaces, so sessions live in them too."""
+    return json.dumps([extra_key, cache_salt])
 
 
 class Sessions:
@@ -100,9 +106,13 @@ class Sessions:
         if not running:
             self._running.pop(turn.channel.user, None)
 
-    def others(self, turn: Turn) -> list[Turn]:
-        """The session's other requests that run."""
-        return [each for each in self._running.get(turn.channel.user, ()) if each is not turn]
+    def running(self, user: User) -> list[Turn]:
+        """The session's requests that run."""
+        return list(self._running.get(user, ()))
+
+    def holds(self, user: User) -> bool:
+        """Whether there is anything of the session."""
+        return user in self._leaves or user in self._running or self.lineages.get(*user) is not None
 
     def forget(self, user: User) -> list[int]:
         """Drop the session's lineage; returns where its branches end, newest first."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from leyline.channel import Fallback
 from leyline.plan import Keep
+from leyline.sglang.sessions import User
 from leyline.sglang.turn import Turn
 
 if TYPE_CHECKING:
@@ -78,16 +79,19 @@ def release_source(cache: LeylineRadixCache, turn: Turn) -> None:
     turn.lock = None
 
 
-def forget(cache: LeylineRadixCache, turn: Turn) -> tuple[list[Tensor], int]:
-    """Drop every row that only this session used and that its request does not share now, in all
-    its branches (I5): their slots, and how many rows of the branches stay for others."""
+def forget(
+    cache: LeylineRadixCache, user: User, number: int, shared: int = 0
+) -> tuple[list[Tensor], int]:
+    """Drop every row that only this session used, in all its branches (I5): their slots, and how
+    many rows of the branches stay for others. shared: rows that its request uses now, not
+    counted."""
     freed: list[Tensor] = []
     kept: dict[int, int] = {}
-    for leaf in cache.sessions.forget(turn.channel.user):
+    for leaf in cache.sessions.forget(user):
         path = _path(cache, leaf)
-        chain = _droppable(cache, path, turn.number)
+        chain = _droppable(cache, path, number)
         for each in path:
-            kept[each.node_id] = each.path_end - max(each.path_start, turn.reuse.shared)
+            kept[each.node_id] = each.path_end - max(each.path_start, shared)
         for each in chain:
             del kept[each.node_id]
         freed += [_slots(cache, each) for each in chain]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from leyline.channel import Channel, EditReport, Fallback, Report
-from leyline.directive import Edits
+from leyline.directive import Edits, Mode
 from leyline.lineage import MARK_BITS, Lineage, Span
 from leyline.plan import Compute, Keep, Plan, Segment
 from leyline.reuse import (
@@ -36,6 +36,8 @@ class Turn:
     """State of one request.
 
     unsupported: what of the request a splice doesn't go with; it is then prefilled as usual.
+    ahead: it only edits: what SGLang generates for it is nothing of the session's.
+    made_from: the lineage that its directives alone made its prompt of.
     source: the lineage that is edited.
     reuse: the plan in force.
     marks: positions of the key whose token carries a mark, and the mark (leyline.lineage).
@@ -48,11 +50,14 @@ class Turn:
     lock: keeps the source from being evicted while rows of it are still to come.
     doomed: its session has forgotten what it is about meanwhile: what it leaves in the cache is
     dropped when it ends, and with `scrub` zeroed.
+    remembered: its edits are counted in the session's lineage.
     """
 
     channel: Channel
     number: int
     unsupported: str | None = None
+    ahead: bool = False
+    made_from: Lineage | None = None
     source: Lineage | None = None
     reuse: Reuse = field(default_factory=lambda: share_only(1, 0))
     edits: tuple[EditReport, ...] = ()
@@ -67,6 +72,7 @@ class Turn:
     begun: bool = False
     doomed: bool = False
     scrub: bool = False
+    remembered: bool = False
     report: Report = field(default_factory=lambda: Report(0, 0, 0, 0))
     payload: dict[str, Any] = field(default_factory=dict)
     _derived: tuple[Lineage, int, Edits] | None = None
@@ -79,9 +85,22 @@ class Turn:
         Raises DirectiveError for explicit directives that don't fit the lineage.
         """
         if self._derived is None or self._derived[:2] != (lineage, len(prompt)):
-            _, edits = edits_of(self.channel, lineage.tokens, prompt, vocab_size)
+            channel = self.channel
+            if self.made_from is not None and self.made_from is not lineage:
+                channel = _deriving(channel)
+            _, edits = edits_of(channel, lineage.tokens, prompt, vocab_size)
             self._derived = lineage, len(prompt), edits
         return self._derived[2]
+
+    def make_prompt(self, lineage: Lineage, vocab_size: int) -> np.ndarray:
+        """What the directives alone make of the lineage, int64 `[n]`, n >= 1.
+
+        Raises DirectiveError, or EngineError where they leave nothing.
+        """
+        prompt, edits = edits_of(self.channel, lineage.tokens, None, vocab_size)
+        self._derived = lineage, len(prompt), edits
+        self.made_from = lineage
+        return prompt
 
     def plan_without_source(self, length: int, exact: int) -> None:
         """A first request, or one that forgets: exact rows only."""
@@ -160,21 +179,24 @@ class Turn:
             key[at] += serial << MARK_BITS
         return key
 
-    def lineage(self, tokens: np.ndarray) -> Lineage:
-        """The session's new lineage: these tokens, with rows computed or kept as was done."""
+    def lineage(self, tokens: np.ndarray, last: Lineage | None = None) -> Lineage:
+        """The session's new lineage: these tokens, with rows computed or kept as was done. last:
+        the session's until now."""
         key = np.array(tokens, dtype=np.int64)
         for at, serial in self.marks.items():
             if at < len(key):
                 key[at] += serial << MARK_BITS
         channel = self.channel
+        done = 0 if self.remembered else len(self.count(self.report.prompt).edits)
+        self.remembered = self.remembered or done > 0
         return Lineage(
             owner=channel.owner,
             session=channel.session,
             tokens=tokens,
             key=key,
             spans=self._spans(len(tokens)),
-            edits=(self.source.edits if self.source else 0) + bool(self.spliced),
-            created=self.source.created if self.source else 0,
+            edits=(last.edits if last else 0) + done,
+            created=last.created if last else 0,
         )
 
     def _spans(self, length: int) -> tuple[Span, ...]:
@@ -234,6 +256,14 @@ class Turn:
 
     def _kept_behind(self, edit: EditReport) -> bool:
         return bool(self.spliced) and self.spliced[-1].src >= edit.end
+
+
+def _deriving(channel: Channel) -> Channel:
+    """For another source than its directives were for: edits are derived, as carefully as these
+    asked for."""
+    repair = max((d.repair for d in channel.directives or ()), default=0)
+    mode = Mode.REPAIR if repair else Mode.AMORTIZE
+    return replace(channel, directives=None, mode=mode, repair=repair)
 
 
 def marks_of(key: np.ndarray) -> dict[int, int]:

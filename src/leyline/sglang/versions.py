@@ -17,6 +17,7 @@ SCHEDULER_HOOKS = (
     "sglang.srt.managers.scheduler.Scheduler.get_prefill_adder_class",
     "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
     ".is_request_level_customized_info_key",
+    "sglang.srt.managers.scheduler.Scheduler.handle_dumper_control",
 )
 """Hooked in the scheduler's process."""
 
@@ -30,6 +31,23 @@ TOKENIZER_HOOKS = (
 
 HTTP_HOOKS = ("sglang.srt.entrypoints.http_server._setup_and_run_http_server",)
 """Hooked in the HTTP server's process."""
+
+_CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
+_IO = "sglang.srt.managers.io_struct"
+ROUTES_RELY_ON = (
+    f"{_MANAGER}.dumper_control",
+    f"{_IO}.DumperControlReqInput",
+    f"{_IO}.DumperControlReqOutput",
+    f"{_IO}.AbortReq",
+    "sglang.srt.managers.scheduler.Scheduler.abort_request",
+    "sglang.srt.managers.scheduler.Scheduler.collect_inflight_reqs",
+    "sglang.srt.entrypoints.openai.serving_tokenize.OpenAIServingTokenize._tokenize_chat_request",
+    "sglang.srt.entrypoints.openai.protocol.TokenizeRequest",
+    *(f"{_CHAT}.{name}" for name in (
+        "extract_routed_dp_rank_from_header", "extract_routing_key", "_resolve_lora_path",
+    )),
+)  # fmt: skip
+"""By the session routes, in both processes."""
 
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface.UnifiedTreeCoreInterface"
@@ -56,6 +74,7 @@ RELIED_ON = (
     "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool",
     "sglang.srt.managers.schedule_batch.Req.set_finish_with_abort",
     *TOKENIZER_HOOKS,
+    *ROUTES_RELY_ON,
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ none finds what another one computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,10 +68,15 @@ def run(
     return _rows(pairs, "moved", sizes) + _rows(copies, "copied", sizes)
 
 
-def timed(server: Server, prompt: np.ndarray, session: str | None = None) -> Timed:
+def timed(
+    server: Server,
+    prompt: np.ndarray,
+    session: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Timed:
     """One request to a server that does nothing else."""
     before = server.seen()
-    answer = server.generate(prompt, session=session)
+    answer = server.generate(prompt, session=session, options=options)
     return Timed(answer, server.seen().since(before))
 
 

@@ -13,7 +13,7 @@ from leyline.bench.bed import Bed, machine
 from leyline.bench.results import Results
 from leyline.bench.row import Row
 from leyline.bench.splice import Sizes
-from leyline.sglang.bench import edit, host, recorded, throughput
+from leyline.sglang.bench import ahead, edit, host, recorded, throughput
 from leyline.sglang.bench.server import Server
 from leyline.traces import load_traces
 
@@ -49,12 +49,20 @@ def _host(bed: Bed, options: Options, say: Say) -> list[Row]:
 
 
 def _edit(bed: Bed, options: Options, say: Say) -> list[Row]:
+    return _edited(edit.run, bed, options, say)
+
+
+def _ahead(bed: Bed, options: Options, say: Say) -> list[Row]:
+    return _edited(ahead.run, bed, options, say)
+
+
+def _edited(measure: Callable[..., list[Row]], bed: Bed, options: Options, say: Say) -> list[Row]:
     sizes = Sizes(conversation=1200, span=300) if options.quick else Sizes()
     slots = ("--max-total-tokens", str(6 * sizes.conversation))
     say("the server starts")
     with Server(bed.path, slots, watched=True) as server:
         tokens = bed.tokens(sizes.conversation)
-        return edit.run(server, tokens, sizes, bed.repeats, len(bed.tokenizer), say)
+        return measure(server, tokens, sizes, bed.repeats, len(bed.tokenizer), say)
 
 
 def _throughput(bed: Bed, options: Options, say: Say) -> list[Row]:
@@ -80,6 +88,7 @@ def _recorded(bed: Bed, options: Options, say: Say) -> list[Row]:
 MEASUREMENTS: dict[str, Callable[[Bed, Options, Say], list[Row]]] = {
     "host": _host,
     "edit": _edit,
+    "ahead": _ahead,
     "throughput": _throughput,
     "recorded": _recorded,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,12 +48,17 @@ class Server(Served):
             _make_watched(self.folder, self.env)
 
     def generate(
-        self, tokens: Sequence[int] | np.ndarray, new: int = 1, session: str | None = None
+        self,
+        tokens: Sequence[int] | np.ndarray,
+        new: int = 1,
+        session: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> Answer:
-        """The likeliest `new` tokens behind a prompt; with one, the time is that to the first."""
+        """The likeliest `new` tokens behind a prompt; with one, the time is that to the first.
+        options: of the session's `leyline` object."""
         params: dict[str, Any] = {"temperature": 0, "max_new_tokens": new, "ignore_eos": True}
         if session is not None:
-            params["custom_params"] = {"leyline": {"session": session}}
+            params["custom_params"] = {"leyline": {"session": session, **(options or {})}}
         body = {"input_ids": [int(token) for token in tokens], "sampling_params": params}
         began = time.perf_counter()
         answer = self.http.post("/generate", json=body)
@@ -62,6 +67,15 @@ class Server(Served):
             raise RuntimeError(f"/generate answered {answer.status_code}: {answer.text[:500]}")
         meta = answer.json()["meta_info"]
         return Answer(seconds, meta["prompt_tokens"], meta["cached_tokens"], meta.get("leyline"))
+
+    def edit(
+        self, tokens: Sequence[int] | np.ndarray, session: str, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Make a prompt of a session now; the report."""
+        body = {"prompt": [int(token) for token in tokens], **options}
+        path = f"/v1/leyline/sessions/{session}/directives"
+        report: dict[str, Any] = self.http.post(path, json=body).raise_for_status().json()
+        return report
 
     def flush(self) -> None:
         """Empty the cache; a request that has just ended may still be on its way out."""

@@ -39,12 +39,10 @@ def script(name: str, files: list[str]) -> list[Call | str]:
         return [
             said for file in files for said in (Call("read", {"file": file}), f"{file}: words.")
         ]
-    submit = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo They are about words."
-    heads = [f"head -c 3000 {file}" for file in files]
-    commands = [Call("bash", {"command": command}) for command in [*heads, submit]]
-    return [*commands[:-1], "I forgot to call the tool.", commands[-1]]
+    return [*(Call("bash", {"command": f"head -c 3000 {file}"}) for file in files), SUBMIT]
 
 
+SUBMIT = Call("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo Words."})
 EDITED = {
     # Calls for which an output is cleared, of those that four files take.
     "langchain_agent": [3, 4],
@@ -108,9 +106,11 @@ def program(name: str, leyline: bool = True) -> ModuleType:
     return module
 
 
-def run(name: str, files: list[str], leyline: bool = True) -> list[Exchange]:
+def run(
+    name: str, files: list[str], said: list[Call | str] | None = None, leyline: bool = True
+) -> list[Exchange]:
     """An example's calls on a server of its own, whose cache is empty."""
-    said = script(name, files)
+    said = script(name, files) if said is None else said
     with running() as server, forced(server.url, said) as front:
         program(name, leyline).main(files, front.url, "tiny")
     assert len(front.exchanges) == len(said)
@@ -167,6 +167,17 @@ def test_mini_swe_agent_without_leyline_sends_all_it_ever_read(files: list[str])
         stubs = sum(edit.replacement_tokens for edit in edits)
         assert ours.report.computed <= theirs.prompt - theirs.cached + stubs
     assert cleared > 1000
+
+
+def test_mini_swe_agent_goes_on_after_a_message_without_a_call(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    needs("mini_swe_agent")
+    calls = run("mini_swe_agent", [], ["I will run a command.", SUBMIT])
+    assert all(call.report and call.report.fallback is None for call in calls)
+    out = capsys.readouterr().out
+    assert out.count("Report(") == len(calls)
+    assert "Submitted Words." in out
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(NEEDS)), ids=NEEDS)

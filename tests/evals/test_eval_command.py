@@ -17,6 +17,7 @@ from tiny_server import running
 from typer.testing import CliRunner
 
 from leyline import cli
+from leyline.cli.evaluate import without_key
 from leyline.evals.gym import VARIABLE
 
 WIDE = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
@@ -55,6 +56,13 @@ def test_a_server_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
         "--endpoint", NOWHERE, "--out", tmp_path / "out", "--allow-shell", "--python", python
     )
     assert done.exit_code == 1 and "no server answers" in done.output
+
+
+def test_the_report_tells_the_command_but_not_the_key() -> None:
+    words = ["eval", "debug-gym", "--api-key", "secret", "--api-key=secret", "--out", "/a/b/c"]
+    shown = without_key(words)
+    assert shown.startswith("leyline eval debug-gym --api-key") and shown.endswith("--out c")
+    assert "secret" not in shown
 
 
 def test_it_writes_report_numbers_and_picture(tmp_path: Path) -> None:

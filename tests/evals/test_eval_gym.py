@@ -79,6 +79,13 @@ def test_a_sandbox_runs_the_process(tmp_path: Path) -> None:
             gym.start(JOB, 60)
 
 
+def test_a_gym_that_was_closed_starts_no_more(tmp_path: Path) -> None:
+    with Gym(fake(tmp_path, "input()")) as gym:
+        pass
+    with pytest.raises(GymError, match="ending"):
+        gym.start(JOB, 60)
+
+
 def test_tasks_are_completed_as_debug_gym_has_them(tmp_path: Path) -> None:
     """The package's copy lacks files; those that are made up are not put over real ones."""
     source = tmp_path / "source"

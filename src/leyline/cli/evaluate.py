@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -161,14 +161,23 @@ def _bars(bars: Progress) -> tuple[Callable[[int, int], None], Callable[[Key], N
     return on_start, on_episode
 
 
+def without_key(words: Sequence[str]) -> str:
+    """The command line for a page: of folders their names, and of the key nothing."""
+    shown: list[str] = []
+    for word in words:
+        if shown and shown[-1] == "--api-key":
+            word = "…"
+        shown.append("--api-key=…" if word.startswith("--api-key=") else without_folder(word))
+    return shlex.join(["leyline", *shown])
+
+
 def _finish(results: Results, folder: Path) -> None:
     """Show and write. Exit code 1 where not all episodes came to their end."""
     from leyline.bench.bed import machine
     from leyline.evals.plots import draw
     from leyline.evals.report import save
 
-    command = shlex.join(["leyline", *map(without_folder, sys.argv[1:])])
-    results = replace(results, machine=machine(), command=command)
+    results = replace(results, machine=machine(), command=without_key(sys.argv[1:]))
     out.print(f"[bold]{escape(results.title())}[/bold]", highlight=False)
     results.show(out)
     for file in save(results, folder, "report", draw):

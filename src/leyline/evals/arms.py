@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ PAIRS: tuple[tuple[Arm, Arm], ...] = (
 )
 """An arm, and what it is compared with."""
 
-MARKS = 10**6
+MARKS = 10**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def edited(arm: Arm, body: Body, keep: int, session: str) -> Body:
     return sent if arm == "truncate" else {**sent, "leyline": {"session": session}}
 
 
-def mark(number: int) -> str:
-    """First words of an episode's prompts, so that no two episodes share what the server caches.
-    Always as long; the last digit comes first, so that episodes in a row share none."""
-    return f"[{f'{number % MARKS:06d}'[::-1]}] "
+def new_mark() -> str:
+    """First words of an episode's prompts, so that no two episodes share what the server caches:
+    a number that no other has, and always as long."""
+    return f"[{secrets.randbelow(MARKS):010d}] "

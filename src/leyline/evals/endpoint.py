@@ -67,8 +67,9 @@ def _once(client: Client, body: Body) -> Reply:
 
 def reply_of(answer: dict[str, Any], seconds: float) -> Reply:
     """Counts from an answer. Raises KeyError, TypeError and the like for what is none."""
+    if not isinstance(answer["choices"][0]["message"], dict):
+        raise TypeError("its message is no object")
     usage, report = answer["usage"], report_of(answer)
-    answer["choices"][0]["message"]
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     if cached is None and report is not None:
         cached = report.shared + report.moved

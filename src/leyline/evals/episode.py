@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from leyline.evals.arms import Body, Key, edited, mark
+from leyline.evals.arms import Body, Key, edited, new_mark
 from leyline.evals.endpoint import Reply, complete
 from leyline.evals.gym import Episode as Process
 from leyline.evals.gym import Gym, GymError, TimeUp
@@ -66,17 +66,15 @@ def run_episode(
     settings: Settings,
     *,
     session: str,
-    number: int,
     limit_s: float,
 ) -> Episode:
-    """Run it and write it down. session: a name that no other episode has; number: likewise, for
-    the first words of its prompts. Raises CallError and GymError for what is no fault of the
-    agent's; the episode is then not finished."""
+    """Run it and write it down. session: a name that no other episode has. Raises CallError and
+    GymError for what is no fault of the agent's; the episode is then not finished."""
     job = {
         "task": key.task,
         "data": settings.data,
         "steps": settings.steps,
-        "system_prompt": mark(number) + settings.system_prompt,
+        "system_prompt": new_mark() + settings.system_prompt,
         "run_timeout_s": SCRIPTED_TIMEOUT_S if settings.scripted else RUN_TIMEOUT_S,
     }
     began = time.perf_counter()

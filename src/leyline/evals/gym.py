@@ -73,6 +73,7 @@ class Gym:
         self.sandbox = tuple(sandbox)
         self._lock = threading.Lock()
         self._live: set[Episode] = set()
+        self._closed = False
 
     def __enter__(self) -> Gym:
         return self
@@ -86,15 +87,19 @@ class Gym:
         self.kill_all()
 
     def kill_all(self) -> None:
+        """And start no more."""
         with self._lock:
+            self._closed = True
             live = list(self._live)
         for episode in live:
             episode.kill()
 
     def start(self, job: dict[str, Any], limit_s: float) -> Episode:
         """A process that was told its job; see gym_child.py. limit_s: its life, at most."""
-        episode = Episode(self, limit_s)
         with self._lock:
+            if self._closed:
+                raise GymError("the evaluation is ending")
+            episode = Episode(self, limit_s)
             self._live.add(episode)
         try:
             episode.put(job)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -104,7 +103,6 @@ class _Work:
         self._client, self._gym, self._store = client, gym, store
         self._settings, self._options, self._on_episode = settings, options, on_episode
         self._name = f"debug-gym-{uuid.uuid4().hex[:12]}"
-        self._first = int(time.time())  # numbers are new in every run, also beside earlier ones
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._failed = 0
@@ -154,6 +152,5 @@ class _Work:
             key,
             self._settings,
             session=f"{self._name}-{i}",
-            number=self._first + i,
             limit_s=self._options.limit_s,
         )

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from leyline.models.nano import nano_path
 from leyline.replay.turns import encode, turns_of
 from leyline.traces import load_traces, shortest
-from leyline.verify.answers import Arm, _replay
+from leyline.verify.answers import Arm, Turns, replay
 from leyline.verify.run import Options, run
 from leyline.verify.subject import Subject, load
 
@@ -82,7 +82,8 @@ def test_reads_its_context(model: Any, tokenizer: Any) -> None:
 def test_likelihood_of_an_answer(subject: Subject, model: Any) -> None:
     """That of Transformers' own forward over prompt and answer."""
     session = shortest(load_traces(), 1)[0]
-    said = list(_replay(subject, session, Arm("full", edited=False, session=False), 2))
+    turns = Turns.of(subject, session, 2)
+    said = list(replay(subject, turns, Arm("full", edited=False, session=False)))
     for each, turn in zip(said, turns_of(subject.tokenizer, session, keep=99)[:2], strict=True):
         whole = np.concatenate([turn.prompt, turn.answer])
         with torch.inference_mode():

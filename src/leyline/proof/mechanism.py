@@ -30,12 +30,11 @@ class Scale:
 
 
 # As many sessions as are at once: a prompt takes seconds here, in either model.
-_SESSIONS = {1: 2, 4: 4, 8: 8, 16: 16}
-FULL = Scale(_SESSIONS, 6, (1, 4), 120_000)
+FULL = Scale({1: 2, 4: 4, 8: 8, 16: 16}, 6, (1, 4), 120_000)
 AT_LEAST = 4
 """Sessions that are told apart; more at once are copies with first words of their own."""
 
-QUICK = Scale({2: 2}, 4, (2,), 32_768)
+QUICK = Scale({1: 1, 2: 2}, 4, (2,), 32_768)
 
 
 def run(model: Path, scale: Scale, say: Callable[[str], None] = lambda text: None) -> Results:
@@ -74,12 +73,10 @@ def _arms(scale: Scale, concurrency: int) -> tuple[Arm, ...]:
 def _together(parts: list[Results]) -> Results:
     """One page of replays that differ in how many sessions are at once."""
     first = parts[0]
-    calls = [part.settings["calls"] for part in parts]
-    sessions = [part.settings["sessions"] for part in parts]
     settings = {
         "concurrency": [n for part in parts for n in part.settings["concurrency"]],
-        "sessions": sessions[0] if len(set(sessions)) == 1 else ", ".join(map(str, sessions)),
-        "calls": calls[0] if len(set(calls)) == 1 else ", ".join(map(str, calls)),
+        "sessions": [part.settings["sessions"] for part in parts],
+        "calls": [part.settings["calls"] for part in parts],
     }
     return replace(
         first,

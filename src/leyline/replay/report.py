@@ -120,10 +120,15 @@ class Results:
 def _described(settings: dict[str, Any]) -> str:
     gaps = "kept" if settings["gaps"] else "dropped"
     return (
-        f"{settings['calls']} calls of {settings['sessions']} recorded sessions; tokens generated "
-        f"for each: {settings['answer']}, thrown away for the recorded answer; the newest "
+        f"{_listed(settings['calls'])} calls of {_listed(settings['sessions'])} recorded sessions; "
+        f"tokens generated for each: {settings['answer']}, thrown away for the recorded answer; the newest "
         f"{settings['keep']} tool outputs stay; tool gaps {gaps}."
     )
+
+
+def _listed(number: int | list[int]) -> str:
+    """A setting that can be another one in each of several replays on one page."""
+    return ", ".join(map(str, number)) if isinstance(number, list) else str(number)
 
 
 def _about_the_server(results: Results) -> list[str]:
@@ -159,7 +164,8 @@ def _about_calls(results: Results) -> list[str]:
             words = ", ".join(f"{n} × {reason}" for reason, n in line.fallbacks.items())
             notes.append(f"{line.arm} at {line.concurrency}: less was spliced than asked: {words}.")
     sessions = results.settings["sessions"]
-    if results.lines and max(line.concurrency for line in results.lines) > sessions:
+    many = isinstance(sessions, int) and any(line.concurrency > sessions for line in results.lines)
+    if many:
         notes.append(f"There are {sessions} sessions, so no more than these ran at once.")
     return notes
 

@@ -82,24 +82,40 @@ def run(
     at most so many."""
     found = Found({arm.name: [] for arm in ARMS})
     for session in shortest([s for s in load_traces() if len(s.gaps_ms) >= 14], sessions):
+        turns = Turns.of(subject, session, calls)
         for arm in ARMS:
             say(f"session {session.id}, {arm.name}")
-            found.arms[arm.name] += _replay(subject, session, arm, calls)
+            found.arms[arm.name] += replay(subject, turns, arm)
     return _rows(found)
 
 
-def _replay(subject: Subject, session: Session, arm: Arm, calls: int | None) -> Iterator[Said]:
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A session's calls, with their whole context and with tool outputs cleared."""
+
+    session: str
+    plain: list[Turn]
+    edited: list[Turn]
+
+    @classmethod
+    def of(cls, subject: Subject, session: Session, calls: int | None) -> Turns:
+        """calls: at most so many."""
+        plain = turns_of(subject.tokenizer, session, keep=len(session.messages))
+        edited = turns_of(subject.tokenizer, session, keep=KEEP)
+        return cls(session.id, plain[:calls], edited[:calls])
+
+
+def replay(subject: Subject, turns: Turns, arm: Arm) -> Iterator[Said]:
+    """What the model makes of each recorded answer. Empties the engine's cache."""
     engine = subject.engine
-    plain = turns_of(subject.tokenizer, session, keep=len(session.messages))[:calls]
-    edited = turns_of(subject.tokenizer, session, keep=KEEP)[:calls]
-    turns = edited if arm.edited else plain
+    asked = turns.edited if arm.edited else turns.plain
     mode = Mode.REPAIR if arm.repair else Mode.AMORTIZE
     channel = Channel("verify", mode=mode, repair=arm.repair) if arm.session else None
     engine.reset()
     with unturned(engine, not arm.turned):
-        for i in range(fitting(turns, engine.max_tokens)):
-            was_edited = not np.array_equal(plain[i].prompt, edited[i].prompt)
-            yield _say(engine, turns[i], channel, session.id, i, was_edited)
+        for i in range(fitting(asked, engine.max_tokens)):
+            was_edited = not np.array_equal(turns.plain[i].prompt, turns.edited[i].prompt)
+            yield _say(engine, asked[i], channel, turns.session, i, was_edited)
 
 
 def _say(

@@ -29,7 +29,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Prompt tokens `[start, start + n)`. source: where moved rows lay in the session's sequence."""
+    """Prompt tokens `[start, start + n)`. source: where moved rows lay in the session's tokens."""
 
     kind: Kind
     start: int

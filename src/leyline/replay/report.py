@@ -121,8 +121,8 @@ def _described(settings: dict[str, Any]) -> str:
     gaps = "kept" if settings["gaps"] else "dropped"
     return (
         f"{_listed(settings['calls'])} calls of {_listed(settings['sessions'])} recorded sessions; "
-        f"tokens generated for each: {settings['answer']}, thrown away for the recorded answer; the newest "
-        f"{settings['keep']} tool outputs stay; tool gaps {gaps}."
+        f"tokens generated for each: {settings['answer']}, thrown away for the recorded answer; "
+        f"the newest {settings['keep']} tool outputs stay; tool gaps {gaps}."
     )
 
 

@@ -333,6 +333,16 @@ def test_malformed_object_gets_400_and_changes_nothing(
     assert post(server, path, stream=stream).status_code == 200
 
 
+@pytest.mark.parametrize("path", BODIES)
+def test_attention_is_refused(server: Server, path: str) -> None:
+    """I6: only the embedded engine can say it, so nobody waits for it here in vain."""
+    answer = post(server, path, leyline={"session": "a", "attention": True})
+    assert answer.status_code == 400
+    assert problem(path, answer)["message"].startswith("leyline.attention: is not known here")
+    fine = post(server, path, leyline={"session": "a", "attention": False})
+    assert fine.status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
 def test_directive_outside_the_source_gets_400(server: Server, path: str, stream: bool) -> None:

@@ -62,9 +62,13 @@ def parse_object(raw: object, enabled: bool = True) -> LeylineObject:
     """The object from untrusted data, which may be a JSON string. Raises FieldError."""
     check_enabled(enabled)
     try:
-        return parse_leyline(_loaded(raw))
+        found = parse_leyline(_loaded(raw))
     except RecursionError:
         raise FieldError(KEY, "is nested too deeply.") from None
+    if found.attention:
+        what = "is not known here: SGLang's kernels keep it to themselves; leave it out."
+        raise FieldError(f"{KEY}.attention", what, "unsupported_parameter")
+    return found
 
 
 def parse_carried(raw: object, enabled: bool) -> tuple[LeylineObject, Ahead | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -31,6 +32,7 @@ out = Console()
 def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     given = _parser().parse_args(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server ends with this process
     try:
         results = measured(given.model, tuple(given.tasks), given.episodes, given.python)
         shown = [Path(word).name if Path(word).is_absolute() else word for word in words]
@@ -40,6 +42,9 @@ def main(arguments: list[str] | None = None) -> None:
             out.print(str(file), highlight=False)
     except (MissingExtra, OSError, ValueError, RuntimeError) as trouble:
         sys.exit(f"leyline.evals: {trouble}")
+    except KeyboardInterrupt:
+        out.print("interrupted")
+        sys.exit(130)
     if len(results.episodes) < results.asked:
         sys.exit(f"leyline.evals: not all episodes came to their end: {results.errors}")
 

@@ -44,7 +44,8 @@ def run(model: Path, scale: Scale, say: Callable[[str], None] = lambda text: Non
     from leyline.sglang.bench.server import Server
 
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-    flags = ("--max-total-tokens", str(scale.slots), "--enable-cache-report", "--page-size", "1")
+    slots, name = ("--max-total-tokens", str(scale.slots)), ("--served-model-name", model.name)
+    flags = (*slots, *name, "--enable-cache-report", "--page-size", "1")
     say("the server starts")
     with Server(model, flags) as server:
 

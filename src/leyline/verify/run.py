@@ -21,11 +21,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """only: names of measurements; all by default. quick: small sizes, to see that all works."""
+    """only: names of measurements; all by default. quick: small sizes, to see that all works.
+    sessions, calls: recorded sessions to weigh answers on, and at most so many calls of each."""
 
     only: tuple[str, ...] = ()
     quick: bool = False
     sessions: int = 3
+    calls: int | None = None
 
 
 @dataclass(slots=True)
@@ -105,7 +107,7 @@ def _influence(subject: Subject, options: Options, say: Say) -> list[Row]:
 
 
 def _answers(subject: Subject, options: Options, say: Say) -> list[Row]:
-    sessions, calls = (1, 6) if options.quick else (options.sessions, None)
+    sessions, calls = (1, 6) if options.quick else (options.sessions, options.calls)
     return answers.run(subject, sessions, calls, say)
 
 

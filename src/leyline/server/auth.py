@@ -61,7 +61,8 @@ class AuthMiddleware:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
                 headers = Headers(scope=scope)
-                owner = self.keys.owner(headers.get("authorization"), headers.get("x-api-key"))
+                names = ("authorization", "x-api-key")
+                owner = self.keys.owner(*(_as_text(headers.get(name)) for name in names))
             except ApiError as error:
                 await error.response()(scope, receive, send)
                 return
@@ -71,6 +72,11 @@ class AuthMiddleware:
 
 def _refused(message: str) -> ApiError:
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _as_text(header: str | None) -> str | None:
+    """A header's bytes, which came as Latin-1, as the UTF-8 that they are."""
+    return header and header.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 def _digest(key: str) -> str:

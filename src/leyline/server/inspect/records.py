@@ -78,12 +78,13 @@ class State(StrEnum):
 class Turn:
     """One request of a session.
 
-    began: Unix time. sent: kept until `bounds` is known. report: with its outline, whose ids are
-    int32. ttft_s, whole_s: seconds since the request was submitted. size: bytes, which count while
-    it is `kept`. wiped: its text was to be forgotten.
+    order: grows from turn to turn of all sessions. began: Unix time. sent: kept until `bounds` is
+    known. report: with its outline, whose ids are int32. ttft_s, whole_s: seconds since the request
+    was submitted. size: bytes, which count while it is `kept`. wiped: its text was to be forgotten.
     """
 
     number: int
+    order: int
     endpoint: str
     began: float
     sent: Sent | None
@@ -157,6 +158,7 @@ class Records:
         self._clock = clock
         self._lock = threading.RLock()
         self._held: OrderedDict[tuple[str, str], Session] = OrderedDict()  # least recent first
+        self._order: dict[int, Session] = {}  # of each turn kept, oldest first
         self._size = 0
         self._version = itertools.count(1)
         self._serial = itertools.count(1)
@@ -269,8 +271,9 @@ class Records:
             session = Session(next(self._serial), owner, name)
             self._held[owner, name] = session
         session.begun += 1
-        turn.number = session.begun
+        turn.number, turn.order = session.begun, next(self._version)
         session.turns.append(turn)
+        self._order[turn.order] = session
         self._resize(turn, turn.sent.size if turn.sent else 0)
         while len(session.turns) > self.bounds.turns:
             self._let_go(session)
@@ -318,18 +321,19 @@ class Records:
     def _let_go(self, session: Session) -> None:
         """Keep a session's oldest turn no more. It may still run, and be recorded for nobody."""
         turn = session.turns.popleft()
+        del self._order[turn.order]
         self._size -= turn.size
         turn.kept = False
 
     def _fit(self) -> None:
-        """Drop the oldest turns of the least recent sessions until all bounds hold."""
+        """Drop the least recent sessions, and the oldest turns of all, until all bounds hold."""
         while len(self._held) > self.bounds.sessions:
             self.drop(*next(iter(self._held)))
-        while self._size > self.bounds.size and self._held:
-            key, oldest = next(iter(self._held.items()))
-            self._let_go(oldest)
-            if not oldest.turns:
-                self.drop(*key)
+        while self._size > self.bounds.size and self._order:
+            session = next(iter(self._order.values()))
+            self._let_go(session)
+            if not session.turns:
+                self.drop(session.owner, session.name)
 
     def _tell(self, owner: str) -> None:
         for watcher in self._watchers:
@@ -350,7 +354,7 @@ class Recording:
     ) -> None:
         self._records = records
         self._channel = channel
-        self._turn = Turn(0, endpoint, 0.0, sent, applied, channel.forgets)
+        self._turn = Turn(0, 0, endpoint, 0.0, sent, applied, channel.forgets)
         self._session: Session | None = None
         self._began = 0.0
 

@@ -179,7 +179,8 @@ def test_an_empty_list_does_nothing() -> None:
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A real distribution with the policy of docs/policies.md."""
-    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    (code,) = [block for block in blocks if "def only_errors" in block]
     (tmp_path / "my_policies.py").write_text(code)
     info = tmp_path / "my_policies-1.dist-info"
     info.mkdir()

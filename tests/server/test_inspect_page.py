@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from agent_run import ask, history, run_agent, turns_of
-from browser import chromium, missing
+from browser import chromium, executable, missing
 from tiny_server import Running, running, tiny_engine
 
 from leyline.server.inspect.page import HEADERS
@@ -44,7 +44,7 @@ const ground = (element) => {
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if why := missing():
-        if os.environ.get("CI"):
+        if os.environ.get("CI") and executable():
             pytest.fail(why)
         pytest.skip(why)
     with chromium() as it:
@@ -96,7 +96,7 @@ def test_bars_appear_while_requests_run(page: Page, fresh: Running) -> None:
         assert page.locator("#session-name").inner_text() == "live"
         ask(http, "live", history(3))
         ask(http, "live", history(3)[1:])
-        turn(page, 3).locator(".piece.moved").wait_for()
+        turn(page, 3).locator(".piece.copied").wait_for()  # turn 1 ended in another way
         turn(page, 3).get_by_text("done: length").wait_for()
         numbers = page.locator(".turn").evaluate_all("all => all.map((each) => each.dataset.turn)")
         assert numbers == ["3", "2", "1"]
@@ -186,14 +186,16 @@ def test_hover_focus_and_tap_show_the_message(page: Page, fresh: Running) -> Non
     assert stops.count() == 1
     page.keyboard.press("ArrowRight")
     page.locator("#panel-texts pre", has_text=history(2)[1]["content"]).wait_for()
-    page.keyboard.press("End")
-    page.get_by_text("the opening of the answer").first.wait_for()
+    page.keyboard.press("End")  # the last turn's answer, which this prompt does not have
+    what = page.locator("#panel-what")
+    assert what.inner_text().startswith("evicted: ")
+    page.keyboard.press("ArrowLeft")
+    assert what.inner_text().startswith("the opening of the answer: 1 token computed")
     page.keyboard.press("ArrowDown")
     assert page.evaluate("document.activeElement.closest('.turn').dataset.turn") == "1"
     page.keyboard.press("Escape")
     # By tap, and with the panel's own buttons.
     turn(page, 2).locator(".piece.evicted .cell").first.click()
-    what = page.locator("#panel-what")
     assert what.inner_text().startswith("evicted: ") and "replaced by" in what.inner_text()
     page.locator("#panel-texts pre", has_text=history(2)[2]["content"][:40]).wait_for()
     page.locator("#panel-after").click()
@@ -210,10 +212,8 @@ def test_forgotten_text_leaves_the_page(page: Page, fresh: Running) -> None:
         page.locator("#panel-texts pre", has_text=secret).wait_for()
         ask(http, "forget", [*history(2)[:2], *history(2)[3:]], mode="forget")
         turn(page, 1).get_by_text("text forgotten").wait_for()
-    page.locator("#panel").wait_for(state="hidden")
-    assert secret not in page.content()
-    turn(page, 1).locator(".cell").nth(2).click()
     page.get_by_text("Its text was forgotten").first.wait_for()
+    assert secret not in page.content()
     turn(page, 2).locator(".piece.evicted .cell").first.click()
     page.get_by_text("It was to be forgotten").wait_for()
 

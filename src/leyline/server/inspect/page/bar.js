@@ -6,7 +6,7 @@ import { count, el, range, some } from "./dom.js";
 export const KINDS = {
   shared: ["S", "shared", "cached, used as it lay"],
   moved: ["M", "moved", "cached, moved to a new position"],
-  copied: ["Y", "copied", "the same, copied as others use it too"],
+  copied: ["Y", "copied", "the same, copied as it is used elsewhere"],
   repaired: ["R", "repaired", "computed again behind an edit"],
   computed: ["C", "computed", "not cached"],
   evicted: ["E", "evicted", "was in the context before this turn"],

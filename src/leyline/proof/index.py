@@ -81,7 +81,7 @@ def _claims(folder: Path) -> Iterator[Claim]:
         "debug-gym tasks solved, truncation through Leyline",
         "31.2 % → 45.5 %",
         "not measured: needs a model that solves them",
-        "../../README.md",
+        "../eval.md",
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from leyline.demo import SESSION, find_session
+from leyline.demo import find_session
 from leyline.engine.engine import Config, Engine
 from leyline.models.smollm2 import smollm2_path
 from leyline.server.limits import Settings
@@ -29,9 +29,9 @@ sys.path.insert(0, str(ROOT / "tests" / "server"))
 
 from browser import chromium  # noqa: E402
 
-TURNS = 7
+SESSION = "8f7920a28c54"
 POLICY = {"name": "clear_tool_outputs", "keep": 2}
-SIZE = {"width": 1180, "height": 1000}
+SIZE = {"width": 1180, "height": 1150}
 
 
 @contextmanager
@@ -49,17 +49,15 @@ def serving(engine: Engine) -> Iterator[str]:
 
 
 def replay(url: str) -> None:
-    """The session's first calls, each with its recorded history and one token as an answer."""
-    for number, call in enumerate(calls(find_session(SESSION))):
-        if number == TURNS:
-            return
+    """The session's calls, each with its recorded history and one token as an answer."""
+    for call in calls(find_session(SESSION)):
         body: dict[str, Any] = {
             "messages": call.messages,
             "max_tokens": 1,
             "temperature": 0,
             "leyline": {"session": "fix-the-bug", "policy": POLICY},
         }
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600)
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=None)
         answer.raise_for_status()
 
 
@@ -68,8 +66,7 @@ def picture(url: str, out: Path) -> None:
     with chromium() as browser:
         page = browser.new_page(viewport=SIZE, color_scheme="light", reduced_motion="reduce")
         page.goto(f"{url}/leyline")
-        newest = page.locator(f".turn[data-turn='{TURNS}']")
-        newest.locator(".piece.moved .cell").first.hover()
+        page.locator(".turn").first.locator(".piece.moved .cell").nth(1).hover()
         page.locator("#panel-texts pre").first.wait_for()
         page.screenshot(path=out)
 

@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 from agent_run import ask, history, run_agent, turns_of
 from browser import chromium, executable, missing
 from tiny_server import Running, running, tiny_engine
 
 from leyline.server.inspect.page import HEADERS
+from leyline.server.inspect.view import MOST_SESSIONS
 from leyline.server.limits import Settings
 
 if TYPE_CHECKING:
@@ -111,6 +113,56 @@ def test_bars_appear_while_requests_run(page: Page, fresh: Running) -> None:
         http.delete("/v1/leyline/sessions/second")
         page.get_by_text("This session was dropped or expired").wait_for()
         assert page.locator(".turn").count() == 0
+
+
+def touch(http: httpx.Client, session: str) -> None:
+    """A request as small as can be."""
+    body = {"prompt": [5, 6, 7], "max_tokens": 0, "leyline": {"session": session}}
+    assert http.post("/v1/completions", json=body).status_code == 200
+
+
+def test_a_session_that_a_cut_list_leaves_out_is_still_shown(page: Page) -> None:
+    with running(tiny_engine(max_sessions=MOST_SESSIONS + 50)) as server, server.http() as http:
+        touch(http, "watched")
+        page.goto(f"{server.url}/leyline#watched")
+        turn(page, 1).wait_for()
+        for i in range(MOST_SESSIONS):
+            touch(http, f"other {i}")
+        page.get_by_text("and 1 more").wait_for()
+        page.get_by_text("Its sum is not listed").wait_for()
+        assert turn(page, 1).is_visible()
+        touch(http, "watched")
+        turn(page, 2).wait_for()
+        assert page.locator(".turn").count() == 2
+
+
+def test_the_list_of_sessions_keeps_the_focus(page: Page, fresh: Running) -> None:
+    focused = "document.activeElement.querySelector('bdi')?.textContent"
+    with fresh.http() as http:
+        touch(http, "first")
+        touch(http, "second")
+        open_page(page, fresh)
+        entry = page.locator("#sessions button", has_text="first")
+        entry.focus()
+        touch(http, "third")
+        page.locator("#sessions button", has_text="third").wait_for()
+        assert page.evaluate(focused) == "first"
+        touch(http, "first")  # which moves it to the top
+        entry.get_by_text("2 turns").wait_for()
+        assert page.evaluate(focused) == "first"
+        names = page.locator("#sessions bdi").all_inner_texts()
+        assert names == ["first", "third", "second"]
+        page.keyboard.press("Enter")
+        page.locator("#session-name", has_text="first").wait_for()
+        http.delete("/v1/leyline/sessions/third")
+        page.locator("#sessions button", has_text="third").wait_for(state="detached")
+        assert page.locator("#sessions bdi").all_inner_texts() == ["first", "second"]
+
+
+def test_a_stream_that_the_page_can_not_follow_is_given_up(page: Page, fresh: Running) -> None:
+    page.add_init_script("JSON.parse = () => { throw new Error('broken'); };")
+    with page.expect_event("requestfailed", lambda request: "/events" in request.url):
+        open_page(page, fresh)
 
 
 def test_widths_and_words_are_the_numbers(page: Page, fresh: Running) -> None:

@@ -37,8 +37,16 @@ export async function follow(session, last, signal, on) {
     const wanted = session === null ? {} : { session, last };
     const either = AbortSignal.any([signal, silent.signal]);
     const answer = await ask("v1/leyline/events", wanted, either);
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-    let waiting = "";
+    await read(answer.body, heard, on);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+async function read(body, heard, on) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let waiting = "";
+  try {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
@@ -47,8 +55,10 @@ export async function follow(session, last, signal, on) {
       waiting = events.pop();
       for (const event of events) tell(event, on);
     }
-  } finally {
-    clearTimeout(timer);
+  } catch (error) {
+    // Else the server would go on telling a page that no longer listens.
+    reader.cancel().catch(() => {});
+    throw error;
   }
 }
 

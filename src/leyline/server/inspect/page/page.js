@@ -10,6 +10,7 @@ const FIRST = 50; // turns to begin with, and more at a time
 const PATIENCE_MS = [500, 1000, 2000, 5000, 10_000];
 
 const turns = new Map(); // by number
+const entries = new Map(); // of the list of sessions, by name
 let session = named();
 let last = FIRST;
 let record = null;
@@ -57,12 +58,14 @@ const on = {
     if (session === null && sessions.length) choose(sessions[0].session);
     $("empty").hidden = sessions.length > 0 || session !== null;
     $("look").hidden = sessions.length === 0 && session === null;
-    $("sessions").replaceChildren(...sessions.map(entry));
+    list(sessions);
     $("more-sessions").textContent = more ? `and ${count(more)} more` : "";
     $("session-name").textContent = session ?? "";
     const mine = sessions.find((each) => each.session === session);
-    $("session-sum").textContent = mine ? sum(mine) : "Nothing is on record for this session.";
-    if (!mine) $("turns").replaceChildren();
+    const unlisted = !mine && more > 0; // whether it is gone is not known from a list cut short
+    if (!mine && !unlisted) empty();
+    const none = unlisted ? "Its sum is not listed." : "Nothing is on record for this session.";
+    $("session-sum").textContent = mine ? sum(mine) : none;
   },
 
   turns(found) {
@@ -103,18 +106,38 @@ function drop(number) {
   turns.delete(number);
 }
 
+/** Show these sessions, in this order. An entry stays what it was, and where the focus was. */
+function list(sessions) {
+  const place = $("sessions");
+  const focused = place.contains(document.activeElement) ? document.activeElement : null;
+  const names = new Set(sessions.map((each) => each.session));
+  for (const [name, item] of entries) {
+    if (names.has(name)) continue;
+    item.remove();
+    entries.delete(name);
+  }
+  sessions.forEach((each, at) => {
+    const item = entry(each);
+    if (place.children[at] !== item) place.insertBefore(item, place.children[at] ?? null);
+  });
+  // An element that is moved loses the focus.
+  if (focused?.isConnected) focused.focus({ preventScroll: true });
+}
+
 function entry(each) {
+  const item = entries.get(each.session) ?? newEntry(each.session);
   const about = `${some(each.turns, "turn")}, ${each.state}, ${clock(each.active)}`;
-  const name = el("bdi", { text: each.session });
-  const chosen = String(each.session === session);
-  const button = el(
-    "button",
-    { type: "button", "aria-current": chosen },
-    name,
-    el("small", { text: about }),
-  );
-  button.addEventListener("click", () => choose(each.session));
-  return el("li", {}, button);
+  item.querySelector("small").textContent = about;
+  item.querySelector("button").setAttribute("aria-current", String(each.session === session));
+  return item;
+}
+
+function newEntry(name) {
+  const button = el("button", { type: "button" }, el("bdi", { text: name }), el("small"));
+  button.addEventListener("click", () => choose(name));
+  const item = el("li", {}, button);
+  entries.set(name, item);
+  return item;
 }
 
 function sum({ turns: n, prompt, computed, prefix_cache_computed: plain }) {
@@ -157,7 +180,7 @@ function askKey(error) {
   key.drop();
   empty();
   for (const id of ["look", "empty", "sign-out"]) $(id).hidden = true;
-  $("sessions").replaceChildren();
+  list([]);
   $("ask-key").hidden = false;
   $("key-wrong").textContent = wrong ? `That did not work: ${error.message}.` : "";
   say("A key is needed");

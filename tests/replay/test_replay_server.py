@@ -214,9 +214,9 @@ def test_gaps_are_waited_for(server: Running) -> None:
 def test_with_an_api_key_and_v1_in_the_url(sessions: list[Session]) -> None:
     from leyline.server.limits import Settings
 
-    with running(settings=Settings(api_keys=("k",))) as server:
+    with running(settings=Settings(api_keys=("schlüssel",))) as server:
         options = Options(arms=("splice",), calls=1)
-        results = replay_on(f"{server.url}/v1", sessions, options, model="tiny", key="k")
+        results = replay_on(f"{server.url}/v1", sessions, options, model="tiny", key="schlüssel")
         assert results.answered == 3
         with pytest.raises(ValueError, match="--api-key"):
             replay_on(server.url, sessions, options)

@@ -119,15 +119,21 @@ class _Stream:
 
 
 class Client:
-    """A server under `url`, with or without /v1 at its end. Threads may share it."""
+    """A server under `url`, with or without /v1 at its end. Threads may share it.
+
+    root: the address without a name and password, which pages and errors are not to show.
+    """
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        self.root = url.rstrip("/").removesuffix("/v1")
+        address, account = _apart(url)
+        self.root = address.rstrip("/").removesuffix("/v1")
+        self.has_key = bool(key)
         self.model = ""
         self.extras: dict[str, Any] = {}
         """Fields that not every server takes; see server.py."""
         self.http = httpx.Client(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers=_bearer(key) if key else None,
+            auth=account,
             timeout=httpx.Timeout(ANSWER_LIMIT_S, connect=10.0),
             limits=httpx.Limits(max_connections=None),
         )
@@ -173,6 +179,23 @@ class Client:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as trouble:
             what = f"{url}: not an answer in the OpenAI API's shape ({trouble!r})"
             raise CallError(what) from trouble
+
+
+def _apart(url: str) -> tuple[str, tuple[str, str] | None]:
+    """An address, and the name and password that stood in it."""
+    try:
+        found = httpx.URL(url)
+    except httpx.InvalidURL:
+        return url, None  # the first call says so
+    if not found.userinfo:
+        return url, None
+    return str(found.copy_with(userinfo=b"")), (found.username, found.password)
+
+
+def _bearer(key: str) -> dict[bytes, bytes]:
+    """As bytes: of text, httpx takes ASCII alone. Bytes that were no text stay
+    as they were."""
+    return {b"Authorization": b"Bearer " + key.encode("utf-8", "surrogateescape")}
 
 
 def _chunks(answer: httpx.Response) -> Iterator[dict[str, Any]]:

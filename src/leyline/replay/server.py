@@ -93,12 +93,18 @@ def _model(client: Client, name: str | None) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as trouble:
         raise ValueError(f"{url}: the answer is no list of models") from trouble
     if answer.status_code in (401, 403):
-        raise ValueError(f"{url}: HTTP {answer.status_code}; give its key with --api-key")
+        raise ValueError(f"{url}: HTTP {answer.status_code}; {_key_trouble(client)}")
     if name is not None:
         return models.get(name, {"id": name})  # an adapter's name may be missing in the list
     if not models:
         raise ValueError(f"{url}: HTTP {answer.status_code}, no models; name one with --model")
     return next(iter(models.values()))
+
+
+def _key_trouble(client: Client) -> str:
+    if client.has_key:
+        return "the server refused the key that it was given with --api-key"
+    return "give its key with --api-key"
 
 
 def _probe() -> list[Message]:

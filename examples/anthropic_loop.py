@@ -63,4 +63,5 @@ if __name__ == "__main__":
     parser.add_argument("files", nargs="+")
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", default="smollm2")
-    main(**vars(parser.parse_args()))
+    given = parser.parse_args()
+    main(given.files, given.url.rstrip("/").removesuffix("/v1"), given.model)

@@ -234,6 +234,8 @@ def test_stale_reads_by_tool() -> None:
         ("sed -n '1,5p' a", {"a"}, set(), False),
         ("sed -i.bak 's/>/</' a", set(), {"a"}, False),
         ("pytest 2>&1 | tee log", set(), {"log"}, False),
+        ("cat a.py 2>/dev/null", {"a.py"}, set(), True),
+        ("head -n 2 >/dev/null a.py", set(), {"/dev/null"}, False),
         ("make &> log", set(), {"log"}, False),
         ("cat $(find . -name a)", set(), set(), False),
         ("cat *.py", set(), set(), False),

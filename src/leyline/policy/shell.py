@@ -6,6 +6,7 @@ import json
 import posixpath
 import re
 import shlex
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -20,7 +21,8 @@ _PARTS = ("view_range", "offset", "limit", "start", "end", "start_line", "end_li
 _VIEWS, _CHANGES = ("view",), ("create", "str_replace", "insert", "undo_edit")
 _WHOLE, _PART = ("cat", "nl", "tac"), ("head", "tail", "sed")
 _UNKNOWN = re.compile(r"[*?\[\]{}$`~]")
-_HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1(.*)\n(?:.*\n)*?[ \t]*\2[ \t]*(?=\n|\Z)")
+_HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1")
+_SILENCED = re.compile(r"(?<!\S)2>>?[ \t]*/dev/null(?!\S)")
 _OPERATORS = ";&|()<>\n"
 
 
@@ -120,7 +122,8 @@ def _programs_of(command: str) -> tuple[str, ...]:
 
 def _commands(command: str) -> Iterator[_Command]:
     """The simple commands; nothing for what can't be taken apart (an open quote)."""
-    lexer = shlex.shlex(_without_heredocs(command), posix=True, punctuation_chars=_OPERATORS)
+    plain = _SILENCED.sub("", _without_heredocs(command))
+    lexer = shlex.shlex(plain, posix=True, punctuation_chars=_OPERATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     try:
         tokens = list(lexer)
@@ -145,7 +148,24 @@ def _commands(command: str) -> Iterator[_Command]:
 
 
 def _without_heredocs(command: str) -> str:
-    return _HEREDOC.sub(lambda found: f"<<{found.group(2)}{found.group(3)}", command)
+    """Each with its opening alone. In one pass: commands come from strangers, and are long."""
+    lines = command.split("\n")
+    ends: dict[str, list[int]] = {}
+    for i, line in enumerate(lines):
+        ends.setdefault(line.strip(" \t"), []).append(i)
+    out, i = [], 0
+    while i < len(lines):
+        line, last = lines[i], i
+        for found in _HEREDOC.finditer(lines[i]):
+            closing = ends.get(found[2], [])
+            at = bisect_right(closing, i)
+            if at < len(closing):
+                line = f"{line[: found.start()]}<<{found[2]}{line[found.end() :]}"
+                last = closing[at]
+                break
+        out.append(line)
+        i = last + 1
+    return "\n".join(out)
 
 
 def _program(words: Sequence[str]) -> str:

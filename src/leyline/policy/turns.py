@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ WHOLE = -1
 """In the place of a part: the message itself."""
 
 _AGENT = ("step", "answer")
-_FENCE = re.compile(r"```(\w*)[^\n]*\n(.*?)\n?```", re.DOTALL)
+_FENCE, _WORD = "```", re.compile(r"\w*")
 
 
 class Place(NamedTuple):
@@ -235,9 +235,9 @@ def _calls(message: Message) -> tuple[Call, ...]:
 
 def _plain(message: Message) -> Call:
     text = message.get("content")
-    blocks = _FENCE.findall(text) if isinstance(text, str) else []
-    name = blocks[0][0] or "bash" if blocks else ""
-    return Call(WHOLE, None, name, "\n".join(body for _, body in blocks))
+    blocks = list(_fences(text)) if isinstance(text, str) else []
+    name = blocks[0].name or "bash" if blocks else ""
+    return Call(WHOLE, None, name, "\n".join(block.body for block in blocks))
 
 
 def as_json(arguments: object) -> str:
@@ -252,4 +252,31 @@ def as_json(arguments: object) -> str:
 
 def clear_fences(text: str, body: str) -> str:
     """A plain call's text with `body` in place of its commands."""
-    return _FENCE.sub(lambda found: f"```{found.group(1)}\n{body}\n```", text)
+    pieces, at = [], 0
+    for fence in _fences(text):
+        pieces += [text[at : fence.start], f"{_FENCE}{fence.name}\n{body}\n{_FENCE}"]
+        at = fence.end
+    return "".join([*pieces, text[at:]])
+
+
+class _Fence(NamedTuple):
+    """A block of commands, at text[start:end] with its fences. name: of the language."""
+
+    start: int
+    end: int
+    name: str
+    body: str
+
+
+def _fences(text: str) -> Iterator[_Fence]:
+    """In one pass: texts come from strangers, and are long."""
+    at = 0
+    while (start := text.find(_FENCE, at)) >= 0:
+        line = text.find("\n", start)
+        close = text.find(_FENCE, line + 1) if line >= 0 else -1
+        if close < 0:
+            return
+        named = _WORD.match(text, start + len(_FENCE), line)
+        at = close + len(_FENCE)
+        body = text[line + 1 : close].removesuffix("\n")
+        yield _Fence(start, at, named[0] if named else "", body)

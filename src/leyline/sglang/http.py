@@ -7,6 +7,7 @@ bodies that are encoded (`content-encoding`), which SGLang doesn't read either.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _MENTION = b'"leyline"'
-_MANAGED = b'"context_management"'
+_POLICY, _MANAGED = b'"policy"', b'"context_management"'
 _CHATS = ("/v1/chat/completions", "/invocations")
 _GENERATE = "/generate"
 _MESSAGES = "/v1/messages"
@@ -74,7 +75,10 @@ class LeylineMiddleware:
             return await self.app(scope, asgi.replay(messages, receive), send)
         shape = SHAPES[path]()
         try:
-            taken = take(body, path, self.enabled)
+            if _POLICY in body or _MANAGED in body:  # may take long: streams must not wait for it
+                taken = await asyncio.to_thread(take, body, path, self.enabled)
+            else:
+                taken = take(body, path, self.enabled)
         except Refused as refused:
             return await asgi.refuse(send, shape, refused)
         if taken is None:

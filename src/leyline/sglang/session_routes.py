@@ -6,6 +6,7 @@ path, slashes included: it is data, never a path.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -155,7 +156,7 @@ async def _edit(request: Request, session: str) -> dict[str, Any]:
     options = parse_edit(body)
     names = ("mode", "repair", "directives", "strict", "scrub")
     given = {name: body[name] for name in names if isinstance(body, dict) and name in body}
-    applied = _apply_policy(options)
+    applied = await asyncio.to_thread(_apply_policy, options)
     target = await target_of(request.app.state.openai_serving_tokenize, options)
     ahead = Ahead.SOURCE if target is None else Ahead.PROMPT
     exchange = Exchange(parse_leyline({"session": session, **given}), ahead)

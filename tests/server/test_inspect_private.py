@@ -17,7 +17,7 @@ from leyline.channel import Channel
 from leyline.engine.engine import Engine
 from leyline.engine.request import Request, Sampling
 from leyline.server.inspect.page import PATHS
-from leyline.server.inspect.records import Bounds, Records
+from leyline.server.inspect.records import Bounds, Records, Sent, Turn
 from leyline.server.limits import Settings
 
 SECRET = "the password is swordfish"
@@ -170,11 +170,18 @@ def test_records_go_when_the_engine_is_reset() -> None:
 # -- bounds --------------------------------------------------------------------------------------
 
 
-def record(engine: Engine, records: Records, session: str, seed: int, words_: int = 20) -> None:
+def record(
+    engine: Engine,
+    records: Records,
+    session: str | Channel,
+    seed: int,
+    words_: int = 20,
+    sent: Sent | None = None,
+) -> None:
     """A real request, recorded as the server does."""
     prompt = tiny_tokenizer()(words(seed, words_), add_special_tokens=False).input_ids
-    channel = Channel(session)
-    recording = records.recording(channel, "completions")
+    channel = session if isinstance(session, Channel) else Channel(session)
+    recording = records.recording(channel, "completions", sent)
     assert recording is not None
     recording.begin()
     request = Request(np.array(prompt), Sampling(max_tokens=1), channel)
@@ -185,7 +192,13 @@ def record(engine: Engine, records: Records, session: str, seed: int, words_: in
         events.append(type(event).__name__)
 
     engine.submit(request, on_event)
-    until(lambda: "Done" in events)
+    until(lambda: "Done" in events or "Failed" in events)
+
+
+def turns_in(records: Records, session: str) -> tuple[Turn, ...]:
+    seen = records.turns("", session)
+    assert seen is not None
+    return seen.turns
 
 
 def test_turns_of_a_session_are_bounded() -> None:
@@ -218,6 +231,73 @@ def test_bytes_are_bounded_and_the_oldest_go_first() -> None:
     assert 1500 < sum(turn.size for turn in kept) <= 2000
     numbers = sorted(turn.number for turn in kept)
     assert numbers[-2:] == [6, 6] and numbers[0] == 6 - (len(numbers) - 1) // 2
+
+
+def test_bytes_of_one_owner_do_not_push_out_anothers() -> None:
+    records = Records(Bounds(size=2000))
+    with tiny_engine() as engine:
+        record(engine, records, Channel("small", owner="a"), 1)
+        for i in range(12):
+            record(engine, records, Channel(f"big {i}", owner="b"), i, 60)
+    assert [each.name for each in records.sessions("a")] == ["small"]
+    assert records.sessions("b")[0].name == "big 11"
+    assert 0 < len(records.sessions("b")) < 12
+
+
+def test_sessions_of_one_owner_do_not_push_out_anothers() -> None:
+    records = Records(Bounds(sessions=3))
+    with tiny_engine() as engine:
+        record(engine, records, Channel("old", owner="a"), 1)
+        for name in "xyz":
+            record(engine, records, Channel(name, owner="b"), ord(name))
+    assert [each.name for each in records.sessions("a")] == ["old"]
+    assert [each.name for each in records.sessions("b")] == ["z", "y"]
+
+
+def test_a_refused_request_keeps_no_messages() -> None:
+    records, channel = Records(), Channel("refused", directives=(), strict=True)
+    with tiny_engine() as engine:
+        record(engine, records, channel, 1, sent=Sent(with_secret(), None, None, 9000))
+    (turn,) = turns_in(records, "refused")
+    assert (turn.state, turn.reason) == ("failed", "source_missing")
+    assert turn.sent is None and turn.size == 0
+
+
+def test_what_a_body_has_besides_messages_counts_for_nothing() -> None:
+    """Such as a million spaces at its end."""
+    records, sent = Records(), Sent(with_secret(), None, None, 1_000_000)
+    with tiny_engine() as engine:
+        record(engine, records, "spaces", 1, sent=sent)
+    (turn,) = turns_in(records, "spaces")
+    assert turn.sent is not None and turn.sent.messages is sent.messages
+    written = len(json.dumps(sent.messages))
+    assert written <= turn.sent.size < written + 100
+    assert turn.sent.size < turn.size < written + 1000
+
+
+def refused(http: httpx.Client, session: str) -> None:
+    """A request with messages that has no report."""
+    strict = {"session": session, "strict": True, "directives": []}
+    body = {"messages": with_secret(), "max_tokens": 1, "leyline": strict}
+    assert http.post("/v1/chat/completions", json=body).status_code == 409
+
+
+def test_a_dropped_session_with_only_refusals_is_off_the_record(http: httpx.Client) -> None:
+    refused(http, "only refused")
+    assert len(turns_of(http, "only refused")) == 1
+    assert http.delete("/v1/leyline/sessions/only%20refused").status_code == 404
+    assert http.get("/v1/leyline/turns", params={"session": "only refused"}).status_code == 404
+
+
+def test_a_server_started_anew_has_records_of_its_own() -> None:
+    """A page that saw those of the one before must not mix them; it counts exactly up to 2**53."""
+    seen = set()
+    for _ in range(3):
+        with running(tiny_engine()) as server, server.http() as http:
+            ask(http, "same", history(1))
+            answer = http.get("/v1/leyline/turns", params={"session": "same"}).json()
+            seen.add(answer["record"])
+    assert len(seen) == 3 and 0 < min(seen) and max(seen) < 2**53 - 2**50
 
 
 def test_streams_are_bounded_and_take_no_requests_place() -> None:

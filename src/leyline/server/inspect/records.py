@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
+import secrets
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -32,6 +34,8 @@ from leyline.server.errors import ApiError
 log = logging.getLogger("leyline.server")
 
 MIB = 1024**2
+MOST_EXACT = 2**53
+"""Numbers in JSON are exact below this, to a browser."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,21 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What the chat template was given. size: bytes of the request's body."""
+    """What the chat template was given. size: its bytes, at first those of the request's body."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None
     kwargs: dict[str, Any] | None
     size: int
+
+    def measured(self) -> Sent:
+        """With the size of what is kept, as JSON: a body may also have had spaces, or have been
+        edited."""
+        try:
+            kept = json.dumps([self.messages, self.tools, self.kwargs], ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError):
+            return self
+        return replace(self, size=len(kept.encode(errors="surrogatepass")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +130,9 @@ class Turn:
 class Session:
     """The turns kept of one session, oldest first.
 
-    serial: tells it from an earlier one of the same name. begun: turns ever; recorded: in a copy,
-    how many are kept. version: of its summary. active: Unix time of its last change. prompt,
-    computed, reprefill: tokens, all turns together.
+    serial: tells it from an earlier one of the same name, also of a server before. begun: turns
+    ever; recorded: in a copy, how many are kept. version: of its summary. active: Unix time of its
+    last change. prompt, computed, reprefill: tokens, all turns together.
     """
 
     serial: int
@@ -134,6 +147,15 @@ class Session:
     prompt: int = 0
     computed: int = 0
     reprefill: int = 0
+
+
+@dataclass(slots=True)
+class Share:
+    """What one owner has on record. order: the session of each turn kept, oldest first. size:
+    bytes."""
+
+    order: dict[int, Session] = field(default_factory=dict)
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +180,10 @@ class Records:
         self._clock = clock
         self._lock = threading.RLock()
         self._held: OrderedDict[tuple[str, str], Session] = OrderedDict()  # least recent first
-        self._order: dict[int, Session] = {}  # of each turn kept, oldest first
-        self._size = 0
+        self._shares: dict[str, Share] = {}  # of owners with turns
         self._version = itertools.count(1)
-        self._serial = itertools.count(1)
+        # A page may have seen those of a server before this one.
+        self._serial = itertools.count(1 + secrets.randbelow(MOST_EXACT // 2))
         self._watchers: set[Watcher] = set()
 
     def recording(
@@ -172,7 +194,10 @@ class Records:
         applied: tuple[Applied, ...] = (),
     ) -> Recording | None:
         """Where a request's events are to go; None without a session."""
-        return None if channel is None else Recording(self, channel, endpoint, sent, applied)
+        if channel is None:
+            return None
+        kept = None if sent is None else sent.measured()
+        return Recording(self, channel, endpoint, kept, applied)
 
     # -- looking ---------------------------------------------------------------------------------
 
@@ -214,8 +239,8 @@ class Records:
             held = self._held.get((owner, session))
             for each in held.turns if held else ():
                 if each.sent is not None and each.sent is turn.sent:
-                    self._resize(each, -each.sent.size)
-                    each.sent, each.bounds = None, found
+                    self._drop_sent(owner, each)
+                    each.bounds = found
 
     def watch(self, owner: str) -> Watcher:
         """To be told of an owner's changes. Raises ApiError 429 for one too many."""
@@ -273,8 +298,8 @@ class Records:
         session.begun += 1
         turn.number, turn.order = session.begun, next(self._version)
         session.turns.append(turn)
-        self._order[turn.order] = session
-        self._resize(turn, turn.sent.size if turn.sent else 0)
+        self._shares.setdefault(owner, Share()).order[turn.order] = session
+        self._resize(owner, turn, turn.sent.size if turn.sent else 0)
         while len(session.turns) > self.bounds.turns:
             self._let_go(session)
         self._changed(session, turn, summary=True)
@@ -298,7 +323,7 @@ class Records:
             )
             session.reprefill += outline.reprefill
             gone = sum(each.tokens.nbytes for each in outline.evicted if each.tokens is not None)
-            self._resize(turn, 4 * len(outline.tokens) + gone)
+            self._resize(session.owner, turn, 4 * len(outline.tokens) + gone)
         session.prompt += report.prompt
         session.computed += report.computed
         turn.report, turn.state = report, State.RUNNING
@@ -308,29 +333,44 @@ class Records:
             for each in session.turns:
                 if each.number < turn.number and not each.wiped:
                     each.wipe()
-                    self._resize(each, -each.size)
+                    self._resize(session.owner, each, -each.size)
                     each.version = next(self._version)
         self._changed(session, turn, summary=True)
         self._fit()
 
-    def _resize(self, turn: Turn, by: int) -> None:
+    def _failed(self, session: Session, turn: Turn) -> None:
+        turn.state = State.FAILED
+        if turn.report is None:  # refused: there will be no prompt to find the messages in
+            self._drop_sent(session.owner, turn)
+
+    def _drop_sent(self, owner: str, turn: Turn) -> None:
+        if turn.sent is not None:
+            self._resize(owner, turn, -turn.sent.size)
+            turn.sent = None
+
+    def _resize(self, owner: str, turn: Turn, by: int) -> None:
         turn.size += by
         if turn.kept:
-            self._size += by
+            self._shares[owner].size += by
 
     def _let_go(self, session: Session) -> None:
         """Keep a session's oldest turn no more. It may still run, and be recorded for nobody."""
-        turn = session.turns.popleft()
-        del self._order[turn.order]
-        self._size -= turn.size
+        turn, share = session.turns.popleft(), self._shares[session.owner]
+        del share.order[turn.order]
+        share.size -= turn.size
         turn.kept = False
+        if not share.order:
+            del self._shares[session.owner]
 
     def _fit(self) -> None:
-        """Drop the least recent sessions, and the oldest turns of all, until all bounds hold."""
+        """Until all bounds hold, drop the least recent session, or the oldest turn, of the owner
+        who has the most: nobody can push out what others have."""
         while len(self._held) > self.bounds.sessions:
-            self.drop(*next(iter(self._held)))
-        while self._size > self.bounds.size and self._order:
-            session = next(iter(self._order.values()))
+            most = Counter(owner for owner, _ in self._held).most_common(1)[0][0]
+            self.drop(*next(key for key in self._held if key[0] == most))
+        while sum(share.size for share in self._shares.values()) > self.bounds.size:
+            largest = max(self._shares.values(), key=lambda share: share.size)
+            session = next(iter(largest.order.values()))
             self._let_go(session)
             if not session.turns:
                 self.drop(session.owner, session.name)
@@ -389,7 +429,8 @@ class Recording:
                 case Done(reason):
                     turn.state, turn.reason, turn.whole_s = State.DONE, reason, seconds
                 case Failed(error):
-                    turn.state, turn.whole_s = State.FAILED, seconds
+                    self._records._failed(session, turn)
+                    turn.whole_s = seconds
                     turn.reason = str(getattr(error, "reason", "") or type(error).__name__)
                     turn.error = None if turn.wiped else str(error)
             self._records._changed(session, turn, summary=not isinstance(event, Delta))

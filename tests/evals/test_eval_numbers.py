@@ -79,6 +79,16 @@ def test_no_share_where_the_server_does_not_count(episode: Made) -> None:
     assert "doesn't say how many" in page
 
 
+def test_an_episode_without_a_call_keeps_the_count(episode: Made) -> None:
+    """Records of before have None there."""
+    empty = episode(seed=1, turns=0, prompt=0, cached=None)
+    (line,) = lines_of((episode(), empty))
+    assert (line.cached, line.computed) == (800, 200)
+    assert "doesn't say how many" not in results((episode(), empty)).markdown()
+    (line,) = lines_of((episode(cached=None), empty))
+    assert line.cached is None and line.computed is None
+
+
 def test_by_task(episodes: tuple[Episode, ...]) -> None:
     assert by_task(episodes) == {
         "config": {"append": (0, 2), "truncate": (1, 1)},
@@ -97,7 +107,7 @@ def test_the_page_has_the_numbers_and_the_notes(episodes: tuple[Episode, ...]) -
         "| config | 0 of 2 | 1 of 1 |  |",
         "31.2 % without truncation, 45.5 % with it",
         "10 of 12 episodes (2 tasks, 3 seeds)",
-        "1 episodes came to no end",
+        "1 episode came to no end",
         "splice config 0: HTTP 500",
         "What ended it: reasons.",
         "less was spliced than asked: 1 × no_room",

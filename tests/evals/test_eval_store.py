@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,38 @@ def test_a_damaged_episode_is_refused(tmp_path: Path, episode: Callable[..., Epi
         store.get(KEY)
 
 
-def test_other_settings_are_refused(tmp_path: Path) -> None:
+def test_other_settings_are_fine_until_an_episode_is_finished(
+    tmp_path: Path, episode: Callable[..., Episode]
+) -> None:
+    store = Store(tmp_path)
+    store.open({"steps": 50})
+    store.open({"steps": 20})
+    with store.writer(KEY) as writer:
+        store.open({"steps": 10})
+        writer.end(episode())
+    with pytest.raises(ValueError, match="has episodes with steps 10, not 50"):
+        store.open({"steps": 50})
+
+
+def test_keys_are_those_of_finished_episodes(
+    tmp_path: Path, episode: Callable[..., Episode]
+) -> None:
+    store, more = Store(tmp_path), Key("splice", "sum_tree", 12)
+    assert store.keys() == []
+    for key in (more, KEY):
+        with store.writer(key) as writer:
+            writer.end(episode(**asdict(key)))
+    store.writer(Key("append", "purr", 1)).__exit__(None, None, None)
+    (store.path(KEY).parent / "purr-0 copy.jsonl").write_text("")
+    (store.path(KEY).parent / "purr-00.jsonl").write_text("")
+    assert store.keys() == [KEY, more]
+
+
+def test_other_settings_are_refused(tmp_path: Path, episode: Callable[..., Episode]) -> None:
     store = Store(tmp_path / "new" / "folder")
     store.open({"model": "m", "keep": 2})
+    with store.writer(KEY) as writer:
+        writer.end(episode())
     store.open({"model": "m", "keep": 2})
     with pytest.raises(ValueError, match="has episodes with keep 2, not 3; give another --out"):
         store.open({"model": "m", "keep": 3})

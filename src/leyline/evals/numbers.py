@@ -90,6 +90,7 @@ def by_task(episodes: Sequence[Episode]) -> dict[str, dict[Arm, tuple[int, int]]
 
 def _line(arm: Arm, episodes: Sequence[Episode]) -> Line:
     n, solved = len(episodes), sum(each.solved for each in episodes)
+    called = [each for each in episodes if each.turns]  # without a call there is nothing to count
     fallbacks: Counter[str] = Counter()
     for each in episodes:
         fallbacks.update(each.fallbacks)
@@ -102,8 +103,8 @@ def _line(arm: Arm, episodes: Sequence[Episode]) -> Line:
         reasons=dict(Counter(_kind(each.reason) for each in episodes).most_common()),
         turns=sum(each.turns for each in episodes),
         prompt=sum(each.prompt for each in episodes),
-        cached=_sum([each.cached for each in episodes]),
-        computed=_sum([each.computed for each in episodes]),
+        cached=_sum([each.cached for each in called]),
+        computed=_sum([each.computed for each in called]),
         completion=sum(each.completion for each in episodes),
         moved=sum(each.moved for each in episodes),
         edits=sum(each.edits for each in episodes),

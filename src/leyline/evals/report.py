@@ -28,8 +28,8 @@ _COSTS = ("arm", "beside", "computed", "a turn", "in the model", "a turn")
 @dataclass(frozen=True, slots=True)
 class Results:
     """All of an evaluation. server: what it runs on. settings: what all episodes share. asked: of
-    episodes. errors: what kept an episode from its end, by episode. cut_short: why not all were
-    tried."""
+    episodes, now or before. errors: what kept an episode from its end, by episode. cut_short: why
+    not all were tried."""
 
     server: dict[str, Any]
     settings: dict[str, Any]
@@ -139,15 +139,21 @@ def save(
     return [page, numbers, picture]
 
 
+def counted(n: int, what: str) -> str:
+    """A number of things: "1 task", "2 tasks"."""
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+
+
 def _described(results: Results) -> str:
     settings = results.settings
     tasks = len({each.task for each in results.episodes})
     seeds = len({each.seed for each in results.episodes})
     who = "scripted answers" if settings["scripted"] else f"answers of {settings['model']}"
     return (
-        f"{len(results.episodes)} of {results.asked} episodes ({tasks} tasks, {seeds} seeds), "
-        f"{who}, up to {settings['steps'] - 1} calls each. Where old tool outputs are cleared, the "
-        f"newest {settings['keep']} stay."
+        f"{len(results.episodes)} of {counted(results.asked, 'episode')} "
+        f"({counted(tasks, 'task')}, {counted(seeds, 'seed')}), {who}, up to "
+        f"{counted(settings['steps'] - 1, 'call')} each. Where old tool outputs are cleared, the "
+        f"newest {settings['keep']} {'stays' if settings['keep'] == 1 else 'stay'}."
     )
 
 
@@ -183,7 +189,8 @@ def _about_episodes(results: Results) -> list[str]:
     if results.cut_short is not None:
         notes.append(f"Not all episodes were tried. What ended it: {results.cut_short}.")
     if results.errors:
-        notes.append(f"{len(results.errors)} episodes came to no end; run it again for them.")
+        failed = counted(len(results.errors), "episode")
+        notes.append(f"{failed} came to no end; run it again for what is missing.")
     for line in results.lines:
         reasons = ", ".join(f"{n} × {reason}" for reason, n in line.reasons.items())
         notes.append(f"{line.arm} ended by: {reasons}.")

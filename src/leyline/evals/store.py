@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from leyline.evals.arms import Arm, Key
+from leyline.evals.arms import ARMS, Arm, Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,11 @@ class Store:
         self.folder = folder
 
     def open(self, settings: dict[str, Any]) -> None:
-        """Begin, or go on. Raises ValueError where the folder has episodes of other settings."""
+        """Begin, or go on. Raises ValueError where the folder has finished episodes of other
+        settings."""
         file = self.folder / "settings.json"
         self.folder.mkdir(parents=True, exist_ok=True)
-        if file.exists():
+        if file.exists() and self.keys():
             before = _read(file)
             for name in sorted({*before, *settings}):
                 if before.get(name) != settings.get(name):
@@ -75,6 +76,16 @@ class Store:
 
     def path(self, key: Key) -> Path:
         return self.folder / "episodes" / key.arm / f"{key.task}-{key.seed}.jsonl"
+
+    def keys(self) -> list[Key]:
+        """Of all finished episodes, as their files' names say; arm by arm."""
+        found = []
+        for arm in ARMS:
+            for file in sorted((self.folder / "episodes" / arm).glob("*-*.jsonl")):
+                task, _, seed = file.stem.rpartition("-")
+                if seed.isdecimal() and self.path(key := Key(arm, task, int(seed))) == file:
+                    found.append(key)
+        return found
 
     def get(self, key: Key) -> Episode | None:
         """The episode if it is finished. Raises ValueError for a file that is damaged."""

@@ -17,9 +17,9 @@ from leyline.server.inspect.view import MOST_SESSIONS
 from leyline.server.limits import Settings
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, ViewportSize
 
-PHONE = {"width": 360, "height": 740}
+PHONE: ViewportSize = {"width": 360, "height": 740}
 KINDS = ("shared", "moved", "copied", "repaired", "computed", "evicted")
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
 

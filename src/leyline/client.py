@@ -72,7 +72,7 @@ class Session:
         next request finds it done: `report_of(client.post(**session.edit(client, …)))`.
 
         client: of either SDK, async ones too. messages: what the conversation is to be, as the
-        server sees it (OpenAI's shape). fields: others of the body, `tools` say. Leyline's server.
+        server sees it (OpenAI's shape). fields: others of the body, `tools` say.
         """
         body = {**self._edit_options(directives), **fields}
         if messages is not None:

@@ -63,6 +63,19 @@ def test_the_report_tells_the_command_but_not_the_key() -> None:
     shown = without_key(words)
     assert shown.startswith("leyline eval debug-gym --api-key") and shown.endswith("--out c")
     assert "secret" not in shown
+    assert "secret" not in without_key(["--api-key", "--secret=1", "--api-key", "--secret"])
+
+
+def test_the_report_tells_no_password_and_no_folder() -> None:
+    words = [
+        "--endpoint",
+        "http://me:pass@host:1/v1",
+        "--endpoint=http://me:p@ss@host",
+        "--data=/a/b",
+    ]
+    assert without_key(words) == (
+        "leyline --endpoint http://host:1/v1 --endpoint=http://host --data=b"
+    )
 
 
 def test_it_writes_report_numbers_and_picture(tmp_path: Path) -> None:
@@ -74,13 +87,31 @@ def test_it_writes_report_numbers_and_picture(tmp_path: Path) -> None:
         assert "6 episodes, 0 of them finished already" in done.output
         again = debug_gym(*args, "--tasks", "purr", "-n", 2, "--max-tokens", 2)
         assert "6 episodes, 6 of them finished already" in again.output
+        late = debug_gym(*args, "--tasks", "purr", "--max-tokens", 2, "--time-limit", 60)
         other = debug_gym(*args, "--tasks", "purr", "--max-tokens", 3)
     assert other.exit_code == 1 and "has episodes with max_tokens 2, not 3" in other.output
+    assert late.exit_code == 1 and "with time_limit 3600.0, not 60.0" in late.output
     value = json.loads((out / "report.json").read_text())
     assert [line["arm"] for line in value["lines"]] == ["append", "truncate", "splice"]
     assert len(value["episodes"]) == 6 and value["server"]["url"] is None
     assert "## Compared" in (out / "report.md").read_text()
     assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_is_one(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    args = ("--out", out, "--allow-shell", "--tasks", "purr", "--arms", "append", "--keep", 1)
+    with running() as server:
+        address = server.url.replace("//", "//me:word@")
+        broken = debug_gym(
+            "--endpoint", address, *args, "--python", fake(tmp_path, "exit('broken')\n")
+        )
+        assert broken.exit_code == 1 and "1 episode is not finished" in broken.output
+        done = debug_gym("--endpoint", address, *args, "--python", fake(tmp_path, ASKS))
+    assert done.exit_code == 0 and "1 episode, 0 of them" in done.output
+    page = (out / "report.md").read_text()
+    assert "1 of 1 episode (1 task, 1 seed)" in page and "newest 1 stays" in page
+    assert "me:word" not in page + (out / "report.json").read_text() + broken.output + done.output
 
 
 def test_episodes_without_an_end_are_exit_code_1(tmp_path: Path) -> None:

@@ -39,9 +39,15 @@ def server() -> Iterator[Running]:
         yield it
 
 
-def run(server: Running, tmp_path: Path, options: Options, code: str = ASKS) -> Results:
+def run(
+    server: Running,
+    tmp_path: Path,
+    options: Options,
+    code: str = ASKS,
+    settings: Settings = SETTINGS,
+) -> Results:
     with Gym(fake(tmp_path, code)) as gym:
-        return evaluate(server.url, options, SETTINGS, Store(tmp_path / "out"), gym)
+        return evaluate(server.url, options, settings, Store(tmp_path / "out"), gym)
 
 
 def records(tmp_path: Path, key: Key) -> list[dict[str, Any]]:
@@ -112,6 +118,36 @@ def test_a_run_goes_on_where_it_stopped(server: Running, tmp_path: Path) -> None
             evaluate(server.url, Options(("purr",)), replace(SETTINGS, keep=1), store, gym)
 
 
+def test_a_smaller_run_keeps_the_report_of_the_others(server: Running, tmp_path: Path) -> None:
+    whole = run(server, tmp_path, Options(("purr",)))
+    part = run(server, tmp_path, Options(("purr",), arms=("append",)))
+    assert {e.key for e in part.episodes} == {e.key for e in whole.episodes}
+    assert part.asked == 3 and [line.arm for line in part.lines] == ["append", "truncate", "splice"]
+
+
+def test_another_servers_episodes_stay_apart(server: Running, tmp_path: Path) -> None:
+    options = Options(("purr",), arms=("append",))
+    with plain(counts=True) as url, Gym(fake(tmp_path, ASKS)) as gym:
+        evaluate(url, options, replace(SETTINGS, model="tiny"), Store(tmp_path / "out"), gym)
+    with pytest.raises(ValueError, match="has episodes with server 'unknown', not 'leyline'"):
+        run(server, tmp_path, options)
+
+
+def test_a_count_left_out_is_zero_on_a_server_that_counts(tmp_path: Path) -> None:
+    """This one's streams, which it is looked at with, have a count; its other answers none."""
+    with plain(counts=True) as url, Gym(fake(tmp_path, ASKS)) as gym:
+        options = Options(("purr",), arms=("append",))
+        found = evaluate(url, options, SETTINGS, Store(tmp_path / "out"), gym)
+    assert found.server["counts"] and [(e.cached, e.prompt) for e in found.episodes] == [(0, 28)]
+    assert "doesn't say how many" not in found.markdown()
+
+
+def test_an_episode_without_a_call_has_counted_nothing(server: Running, tmp_path: Path) -> None:
+    code = ASKS.replace("range(4)", "range(0)")
+    found = run(server, tmp_path, Options(("purr",), arms=("append",)), code)
+    assert [(e.turns, e.cached, e.computed) for e in found.episodes] == [(0, 0, 0)]
+
+
 def test_episodes_run_beside_each_other(server: Running, tmp_path: Path) -> None:
     found = run(server, tmp_path, Options(("purr", "config"), seeds=2, concurrency=4))
     assert len(found.episodes) == 12 and not found.errors and not found.lines[2].fallbacks
@@ -124,6 +160,9 @@ def test_processes_that_die_end_the_run_with_a_reason(server: Running, tmp_path:
     assert all("broken install" in text for text in found.errors.values())
     assert found.cut_short == "3 episodes in a row came to no end"
     assert "Not all episodes were tried" in found.markdown()
+    all_tried = run(server, tmp_path, Options(("purr",)), code="exit('broken install')\n")
+    assert len(all_tried.errors) == 3 and all_tried.cut_short is None
+    assert "Not all episodes were tried" not in all_tried.markdown()
 
 
 def test_a_prompt_too_long_ends_the_episode_not_the_run(tmp_path: Path) -> None:
@@ -136,8 +175,8 @@ def test_a_prompt_too_long_ends_the_episode_not_the_run(tmp_path: Path) -> None:
 
 def test_time_that_is_up_ends_the_episode_not_the_run(server: Running, tmp_path: Path) -> None:
     code = ASKS.replace("reply =", "import time; time.sleep(600); reply =")
-    options = Options(("purr",), arms=("append",), limit_s=3)
-    (episode,) = run(server, tmp_path, options, code).episodes
+    options, settings = Options(("purr",), arms=("append",)), replace(SETTINGS, time_limit=3.0)
+    (episode,) = run(server, tmp_path, options, code, settings).episodes
     assert (episode.solved, episode.reason) == (False, "time")
 
 
@@ -174,9 +213,9 @@ def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def plain(refuse: list[int] | None = None) -> Iterator[str]:
-    """An HTTP server of the OpenAI API that knows no sessions and counts nothing as cached; it
-    refuses its first completions with these codes."""
+def plain(refuse: list[int] | None = None, counts: bool = False) -> Iterator[str]:
+    """An HTTP server of the OpenAI API that knows no sessions and counts nothing as cached, or
+    with `counts` only in streams; it refuses its first completions with these codes."""
     codes = list(refuse or ())
 
     class Handler(BaseHTTPRequestHandler):
@@ -195,7 +234,9 @@ def plain(refuse: list[int] | None = None) -> Iterator[str]:
                 self._answer(bool(body.get("stream")))
 
         def _answer(self, stream: bool) -> None:
-            usage = {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8}
+            usage: dict[str, Any] = {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8}
+            if counts and stream:
+                usage["prompt_tokens_details"] = {"cached_tokens": 6}
             message = {"role": "assistant", "content": "a"}
             part = {"delta" if stream else "message": message, "finish_reason": "stop", "index": 0}
             value = {"id": "i", "object": "o", "created": 0, "model": "plain", "choices": [part]}

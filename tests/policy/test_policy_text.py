@@ -13,7 +13,7 @@ from leyline.policy.shell import _without_heredocs
 from leyline.policy.turns import _fences, clear_fences
 
 FENCE = re.compile(r"```(\w*)[^\n]*\n(.*?)\n?```", re.DOTALL)
-HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1(.*)\n(?:.*\n)*?[ \t]*\2[ \t]*(?=\n|\Z)")
+HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w++)\1(.*)\n(?:.*\n)*?[ \t]*\2[ \t]*(?=\n|\Z)")
 """They say what is meant. On some texts they take a time that grows with the square."""
 
 PIECES = ["```", "`", "\n", "bash", "a", " ", "x = 1", "``", "é"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -94,7 +95,7 @@ def debug_gym(
                 "a model's commands would run in a shell as this user, with all that it may do; "
                 "say --allow-shell (in a container, say), or give a --sandbox to run in"
             )
-        options = Options(_tasks(tasks), seeds, _arms(arms), concurrency, time_limit)
+        options = Options(_tasks(tasks), seeds, _arms(arms), concurrency)
         settings = Settings(
             model=model or "",
             steps=steps,
@@ -104,6 +105,7 @@ def debug_gym(
             max_tokens=max_tokens,
             scripted=scripted,
             data=None if data is None else str(data.absolute()),
+            time_limit=time_limit,
         )
         check(options, settings)
         if data is not None and not data.is_dir():
@@ -147,10 +149,12 @@ def _bars(bars: Progress) -> tuple[Callable[[int, int], None], Callable[[Key], N
     """A progress bar over the episodes."""
     task = bars.add_task("episodes", total=None)
 
+    from leyline.evals.report import counted
+
     def on_start(done: int, asked: int) -> None:
         bars.update(task, completed=done, total=asked)
         if not bars.console.is_terminal:
-            bars.console.print(f"{asked} episodes, {done} of them finished already")
+            bars.console.print(f"{counted(asked, 'episode')}, {done} of them finished already")
 
     def on_episode(key: Key) -> None:
         bars.advance(task)
@@ -162,12 +166,18 @@ def _bars(bars: Progress) -> tuple[Callable[[int, int], None], Callable[[Key], N
 
 
 def without_key(words: Sequence[str]) -> str:
-    """The command line for a page: of folders their names, and of the key nothing."""
+    """The command line for a page: of folders their names; of the key, and of a name and password
+    in an address, nothing."""
     shown: list[str] = []
     for word in words:
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
         if shown and shown[-1] == "--api-key":
-            word = "…"
-        shown.append("--api-key=…" if word.startswith("--api-key=") else without_folder(word))
+            shown.append("…")
+        elif equals and option == "--api-key":
+            shown.append("--api-key=…")
+        else:
+            value = re.sub(r"://.*@", "://", without_folder(value))
+            shown.append(f"{option}{equals}{value}")
     return shlex.join(["leyline", *shown])
 
 
@@ -175,7 +185,7 @@ def _finish(results: Results, folder: Path) -> None:
     """Show and write. Exit code 1 where not all episodes came to their end."""
     from leyline.bench.bed import machine
     from leyline.evals.plots import draw
-    from leyline.evals.report import save
+    from leyline.evals.report import counted, save
 
     results = replace(results, machine=machine(), command=without_key(sys.argv[1:]))
     out.print(f"[bold]{escape(results.title())}[/bold]", highlight=False)
@@ -184,5 +194,6 @@ def _finish(results: Results, folder: Path) -> None:
         out.print(str(file), highlight=False)
     if len(results.episodes) < results.asked:
         left = results.asked - len(results.episodes)
-        err.print(f"leyline: {left} episodes are not finished; run it again", highlight=False)
+        what = f"{counted(left, 'episode')} {'is' if left == 1 else 'are'} not finished"
+        err.print(f"leyline: {what}; run it again", highlight=False)
         raise typer.Exit(1)

@@ -35,7 +35,8 @@ SCRIPTED_TIMEOUT_S = 600
 class Settings:
     """What all episodes share. steps: debug-gym's `max_steps`, which allows one call fewer.
     temperature, top_p, max_tokens: left to the server where None. scripted: answers are not the
-    model's. data: a folder of tasks, None for those of debug-gym's package."""
+    model's. data: a folder of tasks, None for those of debug-gym's package. time_limit: seconds for
+    an episode. server: its kind, "" until it was asked."""
 
     model: str
     steps: int = 50
@@ -45,6 +46,8 @@ class Settings:
     max_tokens: int | None = None
     scripted: bool = False
     data: str | None = None
+    time_limit: float = 3600.0
+    server: str = ""
     system_prompt: str = SYSTEM_PROMPT
 
     def sampling(self, seed: int) -> Body:
@@ -66,10 +69,11 @@ def run_episode(
     settings: Settings,
     *,
     session: str,
-    limit_s: float,
+    counts: bool,
 ) -> Episode:
-    """Run it and write it down. session: a name that no other episode has. Raises CallError and
-    GymError for what is no fault of the agent's; the episode is then not finished."""
+    """Run it and write it down. session: a name that no other episode has. counts: the server says
+    how many tokens it had cached. Raises CallError and GymError for what is no fault of the
+    agent's; the episode is then not finished."""
     job = {
         "task": key.task,
         "data": settings.data,
@@ -78,8 +82,8 @@ def run_episode(
         "run_timeout_s": SCRIPTED_TIMEOUT_S if settings.scripted else RUN_TIMEOUT_S,
     }
     began = time.perf_counter()
-    with store.writer(key) as writer, gym.start(job, limit_s) as process:
-        run = _Run(key, settings, client, writer, session)
+    with store.writer(key) as writer, gym.start(job, settings.time_limit) as process:
+        run = _Run(key, settings, client, writer, session, counts)
         try:
             solved, reason = run.talk(process)
         except TimeUp:
@@ -98,6 +102,7 @@ class _Run:
     client: Client
     writer: Writer
     session: str
+    counts: bool
     replies: list[Reply] = field(default_factory=list)
     ready: dict[str, str] = field(default_factory=dict)
 
@@ -116,7 +121,7 @@ class _Run:
 
     def episode(self, solved: bool, reason: str, wall_s: float) -> Episode:
         replies = self.replies
-        counted = any(reply.cached is not None for reply in replies)
+        counted = self.counts or not replies or any(r.cached is not None for r in replies)
         return Episode(
             arm=self.key.arm,
             task=self.key.task,

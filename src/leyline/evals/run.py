@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from leyline.evals.arms import ARMS, Arm, Key
@@ -24,13 +25,12 @@ IN_A_ROW = 3
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Which episodes: tasks × seeds × arms, `concurrency` at once. limit_s: for one of them."""
+    """Which episodes: tasks × seeds × arms, `concurrency` at once."""
 
     tasks: tuple[str, ...]
     seeds: int = 1
     arms: tuple[Arm, ...] = tuple(ARMS)
     concurrency: int = 1
-    limit_s: float = 3600.0
 
     def keys(self) -> list[Key]:
         """Arms of one task and seed follow each other, so that what is there is in pairs."""
@@ -62,7 +62,8 @@ def evaluate(
     on_start: Callable[[int, int], None] = lambda done, asked: None,
     on_episode: Callable[[Key], None] = lambda key: None,
 ) -> Results:
-    """Run what is not finished yet in the store. settings.model: "" for the server's first.
+    """Run what is not finished yet in the store. settings.model: "" for the server's first. The
+    results are over all that is finished there, asked for now or before.
 
     on_start: gets the episodes that are finished already, and all; on_episode: after each.
     Raises ValueError for what can't be run; what goes wrong in an episode is in the results.
@@ -75,17 +76,20 @@ def evaluate(
                 f"{server.url}: arm splice needs a server that knows the leyline object, and this "
                 "one's answers carry no report"
             )
-        settings = replace(settings, model=server.model)
+        settings = replace(settings, model=server.model, server=server.kind)
         store.open(asdict(settings))
         asked = options.keys()
-        left = [each for each in asked if store.get(each) is None]
+        before = [each for each in store.keys() if store.get(each) is not None]
+        left = [each for each in asked if each not in before]
         on_start(len(asked) - len(left), len(asked))
-        work = _Work(client, gym, store, settings, options, on_episode)
+        work = _Work(client, gym, store, settings, options, on_episode, server.counts)
         cut_short = work.all(left)
+    asked = list(dict.fromkeys([*asked, *before]))
     found = [store.get(each) for each in asked]
     episodes = tuple(each for each in found if each is not None)
     facts: dict[str, Any] = {**server.as_json(), "url": None}  # an address is no result
-    return Results(facts, asdict(settings), len(asked), episodes, work.errors, cut_short)
+    shown = {**asdict(settings), "data": settings.data and Path(settings.data).name}
+    return Results(facts, shown, len(asked), episodes, work.errors, cut_short)
 
 
 class _Work:
@@ -99,13 +103,15 @@ class _Work:
         settings: Settings,
         options: Options,
         on_episode: Callable[[Key], None],
+        counts: bool,
     ) -> None:
         self._client, self._gym, self._store = client, gym, store
         self._settings, self._options, self._on_episode = settings, options, on_episode
+        self._counts = counts
         self._name = f"debug-gym-{uuid.uuid4().hex[:12]}"
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._failed = 0
+        self._failed = self._tried = 0
         self.errors: dict[str, str] = {}
 
     def all(self, keys: Sequence[Key]) -> str | None:
@@ -124,7 +130,7 @@ class _Work:
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-        if not self._stop.is_set():
+        if self._tried == len(keys):
             return None
         return f"{IN_A_ROW} episodes in a row came to no end"
 
@@ -137,6 +143,7 @@ class _Work:
         except (CallError, GymError) as error:
             trouble = str(error)
         with self._lock:
+            self._tried += 1
             self._failed = 0 if trouble is None else self._failed + 1
             if trouble is not None:
                 self.errors[f"{key.arm} {key.task} {key.seed}"] = trouble
@@ -152,5 +159,5 @@ class _Work:
             key,
             self._settings,
             session=f"{self._name}-{i}",
-            limit_s=self._options.limit_s,
+            counts=self._counts,
         )

@@ -78,9 +78,7 @@ class Session:
         if messages is not None:
             body["messages"] = list(messages)
         below = str(client.base_url).rstrip("/").endswith("/v1")
-        # Dots too: clients take `..` for the folder above.
-        name = quote(self.name, safe="").replace(".", "%2E")
-        path = f"{'' if below else '/v1'}/leyline/sessions/{name}/directives"
+        path = f"{'' if below else '/v1'}/leyline/sessions/{in_path(self.name)}/directives"
         return {"path": path, "body": body, "cast_to": object}
 
     def _edit_options(self, directives: Sequence[Directive] | None) -> Json:
@@ -95,6 +93,12 @@ class Session:
         if directives is not None:
             given["directives"] = [_as_json(each) for each in directives]
         return given | {name: True for name in ("strict", "scrub") if getattr(self, name)}
+
+
+def in_path(session: str) -> str:
+    """A session's name as one part of a path."""
+    # Dots too: clients take `..` for the folder above.
+    return quote(session, safe="").replace(".", "%2E")
 
 
 def report_of(answer: Any) -> Report | None:

@@ -59,19 +59,9 @@ def _run(
         prefill(engine, source, channel)
         pairs.append((ahead, along))
         reports.append(report)
-    ahead_s, along_s, ratio = paired(pairs)
     computed = max(report.computed for report in reports)
-    what = f"{sizes.span} tokens of {sizes.conversation} replaced"
-    if channel.repair:
-        what += f", {channel.repair} behind them repaired"
     return [
-        Row(
-            f"ahead.{name}",
-            f"time to first token, edited while the tool ran / with the request: {what}",
-            ratio,
-            at_most=1.0,
-            details={"ahead_s": ahead_s, "along_s": along_s, "pairs": pairs},
-        ),
+        times(pairs, name, sizes, channel.repair),
         Row(
             f"ahead.{name}.computed",
             f"tokens computed by that request ({sizes.new} new)",
@@ -80,3 +70,18 @@ def _run(
             at_most=sizes.new,
         ),
     ]
+
+
+def times(pairs: list[tuple[float, float]], name: str, sizes: Sizes, repaired: int) -> Row:
+    """Of seconds to the first token, the edit being there already and coming with the request."""
+    ahead_s, along_s, ratio = paired(pairs)
+    what = f"{sizes.span} tokens of {sizes.conversation} replaced"
+    if repaired:
+        what += f", {repaired} behind them repaired"
+    return Row(
+        f"ahead.{name}",
+        f"time to first token, edited while the tool ran / with the request: {what}",
+        ratio,
+        at_most=1.0,
+        details={"ahead_s": ahead_s, "along_s": along_s, "pairs": pairs},
+    )

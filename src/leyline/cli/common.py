@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -29,6 +29,12 @@ _EXTRA_OF = {
     "prometheus_client": "server",
 }
 """What to install for a module that is missing."""
+
+ServedModel = Annotated[
+    str | None, typer.Option(metavar="NAME", help="As the server calls it; else its first.")
+]
+ApiKey = Annotated[str | None, typer.Option(envvar="LEYLINE_API_KEY", help="The server's.")]
+"""Options of commands that ask a server."""
 
 out = Console()
 err = Console(stderr=True)

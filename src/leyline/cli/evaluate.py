@@ -14,7 +14,16 @@ import typer
 from rich.markup import escape
 from rich.progress import Progress
 
-from leyline.cli.common import err, fail, for_people, out, progress, without_folder
+from leyline.cli.common import (
+    ApiKey,
+    ServedModel,
+    err,
+    fail,
+    for_people,
+    out,
+    progress,
+    without_folder,
+)
 
 if TYPE_CHECKING:
     from leyline.evals.arms import Arm, Key
@@ -34,12 +43,8 @@ def debug_gym(
     folder: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Episodes and report; goes on if there.")
     ],
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="As the server calls it; else its first.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="LEYLINE_API_KEY", help="The server's.")
-    ] = None,
+    model: ServedModel = None,
+    api_key: ApiKey = None,
     arms: Annotated[
         str, typer.Option(metavar="NAME,…", help="append, truncate, splice.")
     ] = "append,truncate,splice",

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
@@ -52,8 +51,10 @@ def look(url: str, sessions: Iterable[str] | None, key: str | None) -> dict[str,
     """
     import httpx
 
+    from leyline.replay.client import bearer
+
     base = url.rstrip("/").removesuffix("/v1")
-    headers = {} if key is None else {b"Authorization": b"Bearer " + key.encode()}
+    headers = {} if key is None else bearer(key)
     try:
         with httpx.Client(base_url=base, headers=headers, timeout=LIMIT_S) as http:
             return _Look(http, base).all(sessions)
@@ -92,9 +93,9 @@ class _Look:
         return [each["session"] for each in answer["sessions"]]
 
     def _one(self, name: str) -> dict[str, Any]:
-        # Dots too: clients take `..` for the folder above.
-        path = quote(name, safe="").replace(".", "%2E")
-        cached = self._get(f"/v1/leyline/sessions/{path}", "what is cached for a session")
+        from leyline.client import in_path
+
+        cached = self._get(f"/v1/leyline/sessions/{in_path(name)}", "what is cached for a session")
         query = {"session": name, "text": "whole"}
         turns = self._get("/v1/leyline/turns", "turns; it keeps no record of them", query)
         return {

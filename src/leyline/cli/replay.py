@@ -12,6 +12,8 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from leyline.cli.common import (
+    ApiKey,
+    ServedModel,
     check_writable,
     err,
     fail,
@@ -31,12 +33,8 @@ RECORDED = "recorded"
 
 def replay(
     url: Annotated[str, typer.Argument(help="The server, with or without /v1.")],
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="As the server calls it; else its first.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="LEYLINE_API_KEY", help="The server's.")
-    ] = None,
+    model: ServedModel = None,
+    api_key: ApiKey = None,
     arms: Annotated[
         str | None,
         typer.Option(

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from leyline import __version__
 from leyline.evals.arms import ARMS
 from leyline.evals.numbers import Comparison, Line, by_task, comparisons_of, lines_of
 from leyline.evals.store import Episode
+from leyline.replay.tables import markdown, share, table
 
 PAPER = "The paper: 31.2 % without truncation, 45.5 % with it through Leyline (JoyAI-LLM Flash)."
 
@@ -81,17 +80,17 @@ class Results:
             _described(self),
             "\n".join(f"- `{line.arm}`: {ARMS[line.arm]}" for line in self.lines),
             "## Arms",
-            _markdown(_SOLVED, [_solved(line) for line in self.lines]),
+            markdown(_SOLVED, [_solved(line) for line in self.lines]),
             "Tokens, over all episodes:",
-            _markdown(_TOKENS, [_tokens(line) for line in self.lines]),
+            markdown(_TOKENS, [_tokens(line) for line in self.lines]),
         ]
         if self.comparisons:
             parts += [
                 "## Compared",
                 "Over the tasks and seeds that both arms finished. Which of the two solved it:",
-                _markdown(_PAIRED, [_paired(each) for each in self.comparisons]),
+                markdown(_PAIRED, [_paired(each) for each in self.comparisons]),
                 "Prompt tokens computed, and seconds in the model, as a share of the other arm's:",
-                _markdown(_COSTS, [_costs(each) for each in self.comparisons]),
+                markdown(_COSTS, [_costs(each) for each in self.comparisons]),
             ]
         parts += ["## By task", _tasks(self)]
         parts += ["## Notes", "\n".join(f"- {note}" for note in self.notes())]
@@ -108,12 +107,12 @@ class Results:
     def show(self, out: Console) -> None:
         """Print tables, notes and errors."""
         out.print(_described(self), highlight=False, markup=False)
-        out.print(_table(_SOLVED, [_solved(line) for line in self.lines]))
-        out.print(_table(_TOKENS, [_tokens(line) for line in self.lines]))
+        out.print(table(_SOLVED, [_solved(line) for line in self.lines]))
+        out.print(table(_TOKENS, [_tokens(line) for line in self.lines]))
         if self.comparisons:
             out.print("\nCompared, over the same tasks and seeds: what was solved, what it cost:")
-            out.print(_table(_PAIRED, [_paired(each) for each in self.comparisons]))
-            out.print(_table(_COSTS, [_costs(each) for each in self.comparisons]))
+            out.print(table(_PAIRED, [_paired(each) for each in self.comparisons]))
+            out.print(table(_COSTS, [_costs(each) for each in self.comparisons]))
         for note in self.notes():
             out.print(f"- {note}", highlight=False, markup=False)
         for name, text in self.errors.items():
@@ -221,7 +220,7 @@ def _solved(line: Line) -> list[str]:
     return [
         line.arm,
         f"{line.solved} of {line.episodes}",
-        _share(line.rate),
+        share(line.rate),
         _between(line.interval),
         f"{line.turns:,}",
         f"{line.model_s:,.1f} s",
@@ -255,7 +254,7 @@ def _paired(each: Comparison) -> list[str]:
 
 def _costs(each: Comparison) -> list[str]:
     shares = (each.computed, each.computed_each_turn, each.model_s, each.model_s_each_turn)
-    return [each.arm, each.beside, *map(_share, shares)]
+    return [each.arm, each.beside, *map(share, shares)]
 
 
 def _tasks(results: Results) -> str:
@@ -264,27 +263,8 @@ def _tasks(results: Results) -> str:
     for task, row in by_task(results.episodes).items():
         cells = [f"{row[arm][0]} of {row[arm][1]}" if arm in row else "" for arm in arms]
         rows.append([task, *cells])
-    return _markdown(["task", *arms], rows)
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
+    return markdown(["task", *arms], rows)
 
 
 def _between(interval: tuple[float, float] | None) -> str:
     return "" if interval is None else f"{interval[0]:.1%} … {interval[1]:.1%}"
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 1))
-    for column in columns:
-        words = column in ("arm", "beside")
-        table.add_column(column, justify="left" if words else "right", no_wrap=words)
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    return table

@@ -132,7 +132,7 @@ class Client:
         self.extras: dict[str, Any] = {}
         """Fields that not every server takes; see server.py."""
         self.http = httpx.Client(
-            headers=_bearer(key) if key else None,
+            headers=bearer(key) if key else None,
             auth=account,
             timeout=httpx.Timeout(ANSWER_LIMIT_S, connect=10.0),
             limits=httpx.Limits(max_connections=None),
@@ -192,9 +192,9 @@ def _apart(url: str) -> tuple[str, tuple[str, str] | None]:
     return str(found.copy_with(userinfo=b"")), (found.username, found.password)
 
 
-def _bearer(key: str) -> dict[bytes, bytes]:
-    """As bytes: of text, httpx takes ASCII alone. Bytes that were no text stay
-    as they were."""
+def bearer(key: str) -> dict[bytes, bytes]:
+    """A key's header. As bytes: of text, httpx takes ASCII alone. Bytes that were no text stay as
+    they were."""
     return {b"Authorization": b"Bearer " + key.encode("utf-8", "surrogateescape")}
 
 

@@ -7,14 +7,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from leyline import __version__
 from leyline.replay.arms import ARMS
 from leyline.replay.loop import Run
 from leyline.replay.numbers import Comparison, Line, Times
 from leyline.replay.server import Server
+from leyline.replay.tables import markdown, share, table
 
 SHOWN_ERRORS = 5
 APART = 0.01
@@ -92,10 +91,10 @@ class Results:
             _described(self.settings),
             "\n".join(f"- `{arm}`: {ARMS[arm]}" for arm in arms),
             "## Arms",
-            _markdown(_COLUMNS, [_cells(line) for line in self.lines]),
+            markdown(_COLUMNS, [_cells(line) for line in self.lines]),
             "## Compared",
             "Each arm as a share of the other, over the calls that all arms answered.",
-            _markdown(_COMPARED, [_compared(each) for each in self.comparisons]),
+            markdown(_COMPARED, [_compared(each) for each in self.comparisons]),
         ]
         if notes := self.notes():
             parts += ["## Notes", "\n".join(f"- {note}" for note in notes)]
@@ -107,10 +106,10 @@ class Results:
     def show(self, out: Console) -> None:
         """Print tables, notes and the first errors."""
         out.print(_described(self.settings), highlight=False, markup=False)
-        out.print(_table(_COLUMNS, [_cells(line) for line in self.lines]))
+        out.print(table(_COLUMNS, [_cells(line) for line in self.lines]))
         if self.comparisons:
             out.print("\nCompared, each arm as a share of the other:")
-            out.print(_table(_COMPARED, [_compared(each) for each in self.comparisons]))
+            out.print(table(_COMPARED, [_compared(each) for each in self.comparisons]))
         for note in self.notes():
             out.print(f"- {note}", highlight=False, markup=False)
         for text, n in list(self.errors.items())[:SHOWN_ERRORS]:
@@ -185,8 +184,8 @@ def _cells(line: Line) -> list[str]:
     return [
         str(line.concurrency),
         line.arm,
-        _share(line.hit_rate),
-        _share(line.ceiling),
+        share(line.hit_rate),
+        share(line.ceiling),
         "" if line.computed is None else f"{line.computed:,}",
         *_times(line.ttft),
         *_times(line.e2e),
@@ -203,31 +202,12 @@ def _compared(each: Comparison) -> list[str]:
         each.arm,
         each.beside,
         "" if each.points is None else f"{each.points:+.1f} points",
-        _share(each.computed),
-        _share(each.ttft),
-        _share(each.e2e),
+        share(each.computed),
+        share(each.ttft),
+        share(each.e2e),
         known,
     ]
 
 
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
-
-
 def _times(times: Times | None) -> tuple[str, str]:
     return (f"{times.p50:.3f} s", f"{times.p95:.3f} s") if times else ("", "")
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 1))
-    for column in columns:
-        words = column in ("arm", "beside")
-        table.add_column(column, justify="left" if words else "right", no_wrap=words)
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    return table

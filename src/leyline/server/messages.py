@@ -65,15 +65,20 @@ async def count_tokens(request: Request) -> Response:
 def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
     request = parse_messages(load(body))
     check_model(request.model, state.engine)
-    prompt, done = _prompt(state, request)
-    leyline = request.channel
-    channel = None if leyline is None else leyline.channel(leyline.session, owner)
+    made, edits = _prompt(state, request)
+    prompt, view = made.prompt, made.view
+    tools, kwargs = request.offered_tools, request.template_kwargs
+    leyline, channel, attended = request.channel, None, None
+    if leyline is not None:
+        channel = leyline.channel(leyline.session, owner)
+        if channel.attention:
+            attended = Attended.to(state.text, view, made.given, tools, kwargs)
     sampling = sampling_of(request, state.defaults)
     # max_tokens is a bound here and no demand: clients ask for more than small models take.
     room = int(state.engine.max_tokens) - len(prompt)
     cut = sampling.max_tokens is not None and 0 < room < sampling.max_tokens
-    surface = MessageSurface(state.engine.name, done, cut)
-    sent = Sent(done.sent, request.offered_tools, request.template_kwargs, len(body))
+    surface = MessageSurface(state.engine.name, Cleared(edits, view.applied, attended), cut)
+    sent = Sent(view.messages, tools, kwargs, len(body))
     return EngineResponse(
         state.engine,
         state.metrics,
@@ -86,16 +91,16 @@ def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
         stream=bool(request.stream),
         framing=surface,
         prompt="messages",
-        recording=state.records.recording(channel, "messages", sent, done.policies),
+        recording=state.records.recording(channel, "messages", sent, view.applied),
     )
 
 
 def _count(state: State, body: bytes) -> CountAnswer:
     request = parse_count(load(body))
     check_model(request.model, state.engine)
-    prompt, done = _prompt(state, request)
-    answer = CountAnswer(input_tokens=len(prompt))
-    if done.edits is not None:
+    made, edits = _prompt(state, request)
+    answer = CountAnswer(input_tokens=len(made.prompt))
+    if edits is not None:
         original = _render(state, request, request.messages).prompt
         answer.context_management = OriginalTokens(original_input_tokens=len(original))
     return answer
@@ -104,12 +109,10 @@ def _count(state: State, body: bytes) -> CountAnswer:
 @dataclass(frozen=True, slots=True)
 class Cleared:
     """What was done to the messages. edits: by `context_management`; None without one. policies:
-    by the `leyline` object's. sent: the messages left, as the chat template gets them. attended:
-    where attention is asked for."""
+    by the `leyline` object's. attended: where attention is asked for."""
 
     edits: AppliedEdits | None
     policies: tuple[Applied, ...]
-    sent: list[Message]
     attended: Attended | None
 
     def report(self, done: Done) -> LeylineReport | None:
@@ -118,19 +121,14 @@ class Cleared:
         return LeylineReport.of(done.report, self.policies, attention)
 
 
-def _prompt(state: State, request: CountRequest) -> tuple[np.ndarray, Cleared]:
-    """The edited conversation as tokens, int64 `[n]`."""
+def _prompt(state: State, request: CountRequest) -> tuple[Rendered, AppliedEdits | None]:
+    """The edited conversation, and what `context_management` did to it."""
     messages, edits = request.messages, None
     if request.rules is not None:
         head = _render(state, request, [{"role": "user", "content": ""}]).prompt
         managed = apply(request.rules, messages, state.text.count, len(head))
         messages, edits = managed.messages, AppliedEdits(applied_edits=list(managed.applied))
-    made = _render(state, request, messages)
-    attended = None
-    if request.channel is not None and request.channel.attention:
-        tools, kwargs = request.offered_tools, request.template_kwargs
-        attended = Attended.to(state.text, made.view, made.given, tools, kwargs)
-    return made.prompt, Cleared(edits, made.view.applied, made.view.messages, attended)
+    return _render(state, request, messages), edits
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from leyline.bench.ahead import REPAIRED, times
 from leyline.bench.row import Row
 from leyline.bench.splice import Sizes, edited
-from leyline.bench.timing import paired
 from leyline.sglang.bench.edit import Timed, timed
 from leyline.sglang.bench.server import Server
 
-REPAIRED = 256
 SESSION = "ahead"
 
 
@@ -68,20 +67,10 @@ def _pair(
 
 
 def _rows(pairs: list[tuple[Timed, Timed]], name: str, sizes: Sizes, repaired: int) -> list[Row]:
-    times = [(ahead.answer.seconds, along.answer.seconds) for ahead, along in pairs]
-    ahead_s, along_s, ratio = paired(times)
+    seconds = [(ahead.answer.seconds, along.answer.seconds) for ahead, along in pairs]
     computed = [ahead.seen.tokens for ahead, _ in pairs]
-    what = f"{sizes.span} tokens of {sizes.conversation} replaced"
-    if repaired:
-        what += f", {repaired} behind them repaired"
     return [
-        Row(
-            f"ahead.{name}",
-            f"time to first token, edited while the tool ran / with the request: {what}",
-            ratio,
-            at_most=1.0,
-            details={"ahead_s": ahead_s, "along_s": along_s, "pairs": times},
-        ),
+        times(seconds, name, sizes, repaired),
         Row(
             f"ahead.{name}.computed",
             f"tokens prefilled for that request ({sizes.new} new)",

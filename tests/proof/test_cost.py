@@ -220,19 +220,23 @@ def test_embedded_peer_over_http(tiny_directory: Path) -> None:
     (ours,) = (peer for peer in PEERS if peer.sessions and peer.package == "leyline-kv")
     plain = replace(ours, sessions=False)
     with ours.start(Setting(tiny_directory, None, 600, 1)) as client:
-        serial = 0
-        for peer, kind in ((ours, 0), (ours, 1), (plain, 0), (plain, 1)):
-            edit = peers.edits((400,), stub=7, new=11)[kind]
-            stub = np.arange(500, 507)
-            made = [peers.prompts(TOKENS, stub, edit, serial + i, 500) for i in range(2)]
-            serial += 2
-            case = peers.measure(client, peer, edit, made)
-            behind = case.prompt - edit.start
-            assert case.computed == (edit.stub + edit.new if peer.sessions else behind)
-            assert case.prompt == 400 - 100 + edit.stub + 11
-            assert len(case.pairs) == 2 and min(min(pair) for pair in case.pairs) > 0
+        stub = np.arange(500, 507)
+        kinds = peers.edits((400,), stub=7, new=11)
+        for first, peer in enumerate((ours, plain)):
+            made = [
+                [peers.prompts(TOKENS, stub, edit, 4 * first + 2 * k + i, 500) for i in range(2)]
+                for k, edit in enumerate(kinds)
+            ]
+            cases = peers.measure(client, peer, kinds, made)
+            for edit, case in zip(kinds, cases, strict=True):
+                behind = case.prompt - edit.start
+                assert case.computed == (edit.stub + edit.new if peer.sessions else behind)
+                assert case.prompt == 400 - 100 + edit.stub + 11
+                assert len(case.pairs) == 2 and min(min(pair) for pair in case.pairs) > 0
+            replaced, deleted = cases
+            assert replaced.cold_s == deleted.cold_s and replaced.pairs != deleted.pairs
         with pytest.raises(RuntimeError, match="that was meant to be new came from a cache"):
-            peers.measure(client, plain, edit, made)
+            peers.measure(client, plain, kinds, made)
 
 
 def test_llamacpp_peers(smollm2: Path) -> None:

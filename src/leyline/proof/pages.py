@@ -103,8 +103,9 @@ _PEERS_NOTES = """## How to read it
 
 - Compare ratios, and times within a line. Across engines times say nothing about splicing:
   llama.cpp runs its own kernels on weights in Q4_1, the others run torch in fp32.
-- *Without a cache* is the same prompt with another first token, so that no engine finds any of it;
-  for llama.cpp its cache is switched off for that request too.
+- *Without a cache* is the prompt with the stub and another first token, so that no engine finds any
+  of it; for llama.cpp its cache is switched off for that request too. It is sent once for each
+  length, between the two edits.
 - llama.cpp shifts a cached run only if the tokens in front of it are found in the cache too, so
   `cache-reuse` helps with deletions, not with replacements.
 - SGLang runs with the attention of `leyline.sglang.cpu` in both lines. SGLang's own for CPUs widens

@@ -1,8 +1,8 @@
 """Peers in one run: the same edit of the same tokens, sent to each engine.
 
-For each repetition a conversation is sent, then its edited version, then that once more as a prompt
-that nothing is cached of. First tokens differ, so that repetitions find nothing of each other.
-Times are compared within a peer only: weights and kernels differ between them.
+A conversation is sent, then its edited version; for each length also, once between the two edits, a
+prompt that nothing is cached of. First tokens differ, so that conversations find nothing of each
+other. Times are compared within a peer only: weights and kernels differ between them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Prompts:
 @dataclass(frozen=True, slots=True)
 class Case:
     """One edit at one peer. edited_s, cold_s: to the first token, of the edited prompt behind its
-    source and of the same without any cache; medians. ratio: median of the pairs."""
+    source and of a prompt of that length without any cache; medians. ratio: median of the pairs."""
 
     peer: str
     edit: Edit
@@ -85,22 +85,28 @@ def prompts(
 
 
 def measure(
-    client: Client,
-    peer: Peer,
-    edit: Edit,
-    made: Sequence[Prompts],
-) -> Case:
-    """One peer, one edit, a repetition for each of `made`. Raises RuntimeError where a prompt that
-    was meant to be cold was not."""
-    pairs, answers = [], []
-    for i, each in enumerate(made):
-        session = f"{edit.conversation}-{edit.kind}-{i}" if peer.sessions else None
-        _expect_cold(peer, client(each.source.tolist(), session=session, cached=False))
-        answer = client(each.edited.tolist(), session=session, cached=True)
-        cold = client(each.cold.tolist(), session=None, cached=False)
-        _expect_cold(peer, cold)
-        pairs.append((answer.seconds, cold.seconds))
-        answers.append(answer)
+    client: Client, peer: Peer, kinds: Sequence[Edit], made: Sequence[Sequence[Prompts]]
+) -> list[Case]:
+    """One peer, edits of one length; for each of them a repetition for each of its `made`.
+
+    They are compared with a prompt without any cache that is sent once a repetition: the first
+    edit's, from which others differ by a stub. Raises RuntimeError where a prompt that was meant to
+    be cold was not."""
+    answers: list[list[Answer]] = [[] for _ in kinds]
+    colds = []
+    for i, repetition in enumerate(zip(*made, strict=True)):
+        for edit, each, mine in zip(kinds, repetition, answers, strict=True):
+            session = f"{edit.conversation}-{edit.kind}-{i}" if peer.sessions else None
+            _expect_cold(peer, client(each.source.tolist(), session=session, cached=False))
+            mine.append(client(each.edited.tolist(), session=session, cached=True))
+            if edit is kinds[0]:
+                colds.append(client(each.cold.tolist(), session=None, cached=False))
+                _expect_cold(peer, colds[-1])
+    return [_case(peer, edit, mine, colds) for edit, mine in zip(kinds, answers, strict=True)]
+
+
+def _case(peer: Peer, edit: Edit, answers: Sequence[Answer], colds: Sequence[Answer]) -> Case:
+    pairs = [(a.seconds, cold.seconds) for a, cold in zip(answers, colds, strict=True)]
     edited_s, cold_s, ratio = paired(pairs)
     return Case(
         peer=peer.name,
@@ -126,18 +132,23 @@ def run(
     """All chosen peers, one server after the other, as plain data."""
     vocab_size = len(tokenizer)
     stub = np.asarray(tokenizer(STUB).input_ids, dtype=np.int64)
-    asked = edits(QUICK if quick else CONVERSATIONS, stub=min(20, len(stub)))
     repeats = 1  # one pair of each edit: five engines have to fit into the hour
+    asked: dict[int, dict[Edit, list[Prompts]]] = {}
+    for number, edit in enumerate(
+        edits(QUICK if quick else CONVERSATIONS, stub=min(20, len(stub)))
+    ):
+        serials = range(number * repeats, (number + 1) * repeats)
+        asked.setdefault(edit.conversation, {})[edit] = [
+            prompts(tokens, stub, edit, serial, vocab_size) for serial in serials
+        ]
     cases = []
     for peer in chosen:
         say(f"{peer.name}: the server starts")
         with peer.start(setting) as client:
             client(tokens[-64:].tolist(), session=None, cached=False)  # sets things up
-            for number, edit in enumerate(asked):
-                say(f"{peer.name}: {edit.kind}, {edit.conversation} tokens")
-                serials = range(number * repeats, (number + 1) * repeats)
-                made = [prompts(tokens, stub, edit, serial, vocab_size) for serial in serials]
-                cases.append(measure(client, peer, edit, made))
+            for length, made in asked.items():
+                say(f"{peer.name}: {length} tokens")
+                cases += measure(client, peer, list(made), list(made.values()))
     return {
         "model": setting.model.name,
         "gguf": setting.gguf.name if setting.gguf else None,

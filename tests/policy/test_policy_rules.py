@@ -18,7 +18,6 @@ from leyline.policy import (
 )
 from leyline.policy.results import return_code
 from leyline.policy.shell import touched
-from leyline.policy.turns import Use
 
 Message = dict[str, Any]
 GOOD, BAD = "<returncode>0</returncode>\nok", "<returncode>1</returncode>\nno"
@@ -46,16 +45,36 @@ def outputs(messages: list[Message]) -> list[str]:
 
 
 def test_turns_and_excluded_tools() -> None:
-    messages = [USER, *calls(("a", "A"), ("b", "B")), *calls(("m", "M"), name="memory")]
-    messages += [*calls(("c", "C"), ("d", "D")), *calls(("e", "E"))]
+    a, b, c, d, e, m = (letter * 40 for letter in "ABCDEM")
+    messages = [USER, *calls(("a", a), ("b", b)), *calls(("m", m), name="memory")]
+    messages += [*calls(("c", c), ("d", d)), *calls(("e", e))]
     options = {"keep": 2, "by": "turns", "exclude": ["memory"]}
     gone, rest = "[evicted: 2 old tool outputs]", "[evicted]"
-    assert outputs(clear_tool_outputs(messages, **options)) == [gone, rest, *"MCDE"]
+    assert outputs(clear_tool_outputs(messages, **options)) == [gone, rest, m, c, d, e]
     one = "[evicted: old tool output]"
     edited = clear_tool_outputs(messages, keep=3, exclude=["memory"])
-    assert outputs(edited) == [one, one, "M", "C", "D", "E"]
+    assert outputs(edited) == [one, one, m, c, d, e]
     edited = clear_tool_outputs(messages, keep=2, exclude=["memory"])
-    assert outputs(edited) == [gone, rest, "M", one, "D", "E"]
+    assert outputs(edited) == [gone, rest, m, one, d, e]
+
+
+def test_short_outputs_stay() -> None:
+    """Clearing frees something: else the words that stand for an output are longer than it."""
+    long, short = "x" * 32, "y" * 31
+    messages = [USER, *calls(("a", short), ("b", long), ("c", long), ("d", ""))]
+    assert outputs(clear_tool_outputs(messages, keep=0)) == [
+        short,
+        "[evicted: 2 old tool outputs]",
+        "[evicted]",
+        "",
+    ]
+    own = clear_tool_outputs(messages, keep=0, placeholder="z" * 32)
+    assert outputs(own) == outputs(messages)
+    # Where a call's arguments go, its result says so.
+    some = clear_tool_outputs(messages, keep=0, inputs=True)
+    assert outputs(some) == ["[evicted: 4 old tool outputs]", *["[evicted]"] * 3]
+    # Short outputs never make a trigger fire.
+    assert outputs(clear_tool_outputs(messages, keep=0, trigger_uses=2)) == outputs(messages)
 
 
 def test_triggers_and_at_least() -> None:
@@ -249,7 +268,7 @@ def test_stale_reads_by_tool() -> None:
 def test_what_a_command_touches(
     command: str, reads: set[str], writes: set[str], whole: bool
 ) -> None:
-    assert touched(Use("bash", command, None, None)) == (reads, writes, whole)
+    assert touched("bash", command) == (reads, writes, whole)
 
 
 def test_window() -> None:

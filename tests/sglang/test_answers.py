@@ -23,7 +23,7 @@ CLEAR = {"name": "clear_tool_outputs", "keep": 1}
 TURNS: list[dict[str, Any]] = [
     {"role": "user", "content": "please read the first of the files and then the second one"},
     {"role": "assistant", "content": "i am reading it"},
-    {"role": "tool", "content": "a long output", "tool_call_id": "1"},
+    {"role": "tool", "content": "a long output, long enough to be cleared", "tool_call_id": "1"},
     {"role": "tool", "content": "a short one", "tool_call_id": "2"},
 ]
 REPORT = {

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from leyline.policy.errors import PolicyError, short
-from leyline.policy.look import Count, Look, estimate, has_thoughts, output_of
+from leyline.policy.look import Count, Look, common, estimate, has_thoughts, output_of
 from leyline.policy.options import Kind, Option, check
 from leyline.policy.turns import Message, Place, facts_of, is_prompt
 
@@ -167,8 +167,9 @@ def _edit(
             new = each.rule(view, look, **options)
         except PolicyError as error:
             raise PolicyError(f"{where}.{error.field}", error.message) from error
-        if len(new) != len(view) or any(a is not b for a, b in zip(view, new, strict=True)):
-            applied[i] += _difference(each.name, view, new, look)
+        same = common(view, new)
+        if same < max(len(view), len(new)):
+            applied[i] += _difference(each.name, view[same:], new[same:], look)
             view = new
     return view
 

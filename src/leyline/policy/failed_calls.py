@@ -35,7 +35,7 @@ def drop_failed_calls(
             continue
         good: set[tuple[str, ...]] = set()
         for use in unit.uses:
-            went_well, key = outcome(messages, use, marks), _key(use, same)
+            went_well, key = outcome(messages, use, look, marks), _key(use, look, same)
             if went_well:
                 good.add(key)
             elif went_well is False and use.name and key in done:
@@ -50,7 +50,7 @@ def drop_failed_calls(
     return edited
 
 
-def _key(use: Use, same: str) -> tuple[str, ...]:
+def _key(use: Use, look: Look, same: str) -> tuple[str, ...]:
     if same == "call":
         return use.name, use.arguments.strip()
-    return use.name, *programs(use)
+    return use.name, *look.once(programs, use.arguments)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 from leyline.policy.turns import (
     WHOLE,
@@ -18,6 +18,7 @@ from leyline.policy.turns import (
     unit_of,
 )
 
+T = TypeVar("T")
 Count = Callable[[str], int]
 """Tokens of a text."""
 
@@ -43,7 +44,8 @@ class Look:
         self._origin: dict[int, int] = {}
         self._tokens: dict[int, int] = {}
         self._facts: dict[int, Facts] = {}
-        self._units: dict[tuple[int, ...], Unit] = {}
+        self._last: tuple[Sequence[Message], list[Facts], list[Unit]] = ([], [], [])
+        self._known: dict[tuple[Hashable, ...], Any] = {}
         self.given = 0
 
     def take(self, message: Message) -> Message:
@@ -79,17 +81,28 @@ class Look:
         return sum(map(self._tokens_of, messages))
 
     def units(self, messages: Sequence[Message]) -> list[Unit]:
-        """The messages in units, with positions in `messages`."""
-        facts = [self.facts(message) for message in messages]
-        ids = list(map(id, messages))
-        units = []
-        for start, end in groups_of(facts):
-            key = (start, *ids[start:end])  # few units move from one look to the next
-            found = self._units.get(key)
-            if found is None:
-                found = self._units[key] = unit_of(messages, facts, start, end)
-            units.append(found)
+        """The messages in units, with positions in `messages`. From one look to the next little
+        changes, and that near the end: what stands before it is taken over."""
+        old, facts, units = self._last
+        same = common(old, messages)
+        facts = facts[:same] + [self.facts(message) for message in messages[same:]]
+        n = len(units)
+        while n and units[n - 1].end >= same:  # one that ended there may go on now
+            n -= 1
+        units = units[:n]
+        for start, end in groups_of(facts, units[-1].end if units else 0):
+            units.append(unit_of(messages, facts, start, end))
+        self._last = (list(messages), facts, units)
         return units
+
+    def once(self, function: Callable[..., T], *arguments: Hashable) -> T:
+        """What a function without side effects gives, called once in a conversation: policies are
+        asked again at each of its calls."""
+        key = (function, *arguments)
+        if key not in self._known:
+            self._known[key] = function(*arguments)
+        found: T = self._known[key]
+        return found
 
     def _tokens_of(self, message: Message) -> int:
         found = self._tokens.get(id(message))
@@ -97,6 +110,14 @@ class Look:
             self._seen[id(message)] = message
             found = self._tokens[id(message)] = self.count(text_of(message))
         return found
+
+
+def common(a: Sequence[Message], b: Sequence[Message]) -> int:
+    """How many messages both begin with."""
+    for i, (one, other) in enumerate(zip(a, b, strict=False)):
+        if one is not other:
+            return i
+    return min(len(a), len(b))
 
 
 def text_of(message: Message) -> str:
@@ -118,12 +139,16 @@ def content_text(content: object) -> str:
     return "\n".join(_part_text(part) for part in content if isinstance(part, dict))
 
 
+def content_of(messages: Sequence[Message], place: Place) -> object:
+    """The content of the result that stands there, of whichever shape."""
+    message = messages[place.message]
+    part = message if place.part == WHOLE else message["content"][place.part]
+    return part.get("content")
+
+
 def output_of(messages: Sequence[Message], place: Place) -> str:
     """The text of the result that stands there."""
-    message = messages[place.message]
-    if place.part == WHOLE:
-        return content_text(message.get("content"))
-    return content_text(message["content"][place.part].get("content"))
+    return content_text(content_of(messages, place))
 
 
 def is_error(messages: Sequence[Message], place: Place) -> bool:
@@ -156,8 +181,8 @@ def clear_input(messages: list[Message], place: Place, text: str, look: Look) ->
         call = calls[place.part]
         if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
             return  # for the server to refuse
-        is_text = isinstance(call["function"].get("arguments"), str)
-        empty: Any = "{}" if is_text else {}
+        is_written = isinstance(call["function"].get("arguments"), str)
+        empty: Any = "{}" if is_written else {}
         calls[place.part] = {**call, "function": {**call["function"], "arguments": empty}}
         messages[place.message] = look.edit(message, tool_calls=calls)
     else:
@@ -189,6 +214,11 @@ def behind_thoughts(text: str) -> str | None:
 def is_thought(part: object) -> bool:
     """Whether a part of a content is reasoning."""
     return isinstance(part, dict) and part.get("type") in _BLOCKS
+
+
+def is_text(part: object) -> bool:
+    """Whether a part of a content is plain text."""
+    return isinstance(part, dict) and part.get("type") == "text"
 
 
 def _part_text(part: Message) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 
-from leyline.policy.look import is_error, output_of
+from leyline.policy.look import Look, is_error, output_of
 from leyline.policy.turns import Message, Use
 
 MARKS = ("Traceback (most recent call last)",)
@@ -26,7 +25,9 @@ def is_evicted(text: str) -> bool:
     return _EVICTED.fullmatch(text) is not None
 
 
-def outcome(messages: Sequence[Message], use: Use, marks: Sequence[str] = MARKS) -> bool | None:
+def outcome(
+    messages: Sequence[Message], use: Use, look: Look, marks: Sequence[str] = MARKS
+) -> bool | None:
     """True for a call that went well, False for one that failed, None if there is nothing to tell
     by: no result yet, or an evicted one.
 
@@ -35,18 +36,19 @@ def outcome(messages: Sequence[Message], use: Use, marks: Sequence[str] = MARKS)
     """
     if use.result is None:
         return None
-    text = output_of(messages, use.result)
+    says = look.once(_says, output_of(messages, use.result), tuple(marks))
+    return False if says is not None and is_error(messages, use.result) else says
+
+
+def _says(text: str, marks: Sequence[str]) -> bool | None:
     if is_evicted(text):
         return None
-    if is_error(messages, use.result):
-        return False
     code = return_code(text if len(text) < 2 * _ENDS else text[:_ENDS] + "\0" + text[-_ENDS:])
     if code is not None:
         return code == 0
     return not any(mark in text for mark in marks)
 
 
-@lru_cache(4096)
 def return_code(text: str) -> int | None:
     """The first return code at the beginning of a text, or the last at its end; None without."""
     first = _CODE.search(text[:_ENDS])

@@ -8,10 +8,7 @@ import re
 import shlex
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
-
-from leyline.policy.turns import Use
 
 READERS = ("read", "read_file", "view", "view_file", "open_file")
 WRITERS = ("write", "write_file", "create_file", "edit", "edit_file", "str_replace", "insert")
@@ -38,46 +35,51 @@ _NOTHING = Touched(frozenset(), frozenset())
 
 
 def touched(
-    use: Use, readers: Sequence[str] = READERS, writers: Sequence[str] = WRITERS
+    tool: str,
+    arguments: str,
+    readers: Sequence[str] = READERS,
+    writers: Sequence[str] = WRITERS,
 ) -> Touched:
-    """What a call touches: by its tool's name and path, or by its command.
+    """What a call touches: by its tool's name and path, or by its command. arguments: JSON, or the
+    command of a plain call.
 
     A command counts as a read where it is one `cat`, `nl`, `tac`, `head`, `tail` or `sed -n`, after
     `cd` and before a pipe at most. Writes are redirections, `sed -i`, `tee`, `touch`, `rm`, `mv`
     and `cp`. What the shell would expand isn't guessed at.
     """
-    values = _values(use)
+    values = _values(arguments)
     path = next((values[key] for key in _PATHS if isinstance(values.get(key), str)), None)
     verb = values.get("command")
     if path is not None:
         file = frozenset([posixpath.normpath(path)])
-        if use.name in writers or verb in _CHANGES:
+        if tool in writers or verb in _CHANGES:
             return Touched(frozenset(), file)
-        if use.name in readers or verb in _VIEWS:
+        if tool in readers or verb in _VIEWS:
             return Touched(file, frozenset(), not any(values.get(key) for key in _PARTS))
         return _NOTHING
-    return _of_command(command_of(use))
+    return _of_command(command_of(arguments))
 
 
-def programs(use: Use) -> tuple[str, ...]:
+def programs(arguments: str) -> tuple[str, ...]:
     """The programs that a call's command runs, in order; none for a call without a command."""
-    return _programs_of(command_of(use))
+    commands = _commands(command_of(arguments))
+    return tuple(word for each in commands if (word := _program(each.words)))
 
 
-def command_of(use: Use) -> str:
+def command_of(arguments: str) -> str:
     """The shell command of a call: its only argument, or the one called `command` or `cmd`."""
-    values = _values(use)
+    values = _values(arguments)
     if not values:
-        return "" if use.arguments.lstrip().startswith("{") else use.arguments
+        return "" if arguments.lstrip().startswith("{") else arguments
     command = values.get("command", values.get("cmd", ""))
     return command if isinstance(command, str) else ""
 
 
-def _values(use: Use) -> dict[str, Any]:
-    if not use.arguments.lstrip().startswith("{"):
+def _values(arguments: str) -> dict[str, Any]:
+    if not arguments.lstrip().startswith("{"):
         return {}
     try:
-        found = json.loads(use.arguments)
+        found = json.loads(arguments)
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -91,7 +93,6 @@ class _Command(NamedTuple):
     after: str
 
 
-@lru_cache(4096)
 def _of_command(command: str) -> Touched:
     commands = list(_commands(command))
     folder = ""
@@ -113,11 +114,6 @@ def _of_command(command: str) -> Touched:
         return frozenset(posixpath.normpath(posixpath.join(folder, name)) for name in known)
 
     return Touched(paths(reads), paths(writes), is_whole)
-
-
-@lru_cache(4096)
-def _programs_of(command: str) -> tuple[str, ...]:
-    return tuple(word for each in _commands(command) if (word := _program(each.words)))
 
 
 def _commands(command: str) -> Iterator[_Command]:

@@ -37,13 +37,14 @@ def drop_stale_reads(
     that failed makes nothing stale, unless it is the same one: what it says now is what holds.
     """
     edited = list(messages)
+    files = tuple(readers), tuple(writers)
     stale: set[str] = set()
     again: set[tuple[str, str]] = set()
     for unit in reversed(look.units(messages)):
         for use in reversed(unit.uses):
             if use.result is None:
                 continue
-            reads, writes, is_whole = touched(use, readers, writers)
+            reads, writes, is_whole = look.once(touched, use.name, use.arguments, *files)
             is_stale = bool(reads) and reads <= stale
             is_stale = is_stale or (repeats and use.name != "" and _call(use) in again)
             text = output_of(messages, use.result)
@@ -53,7 +54,7 @@ def drop_stale_reads(
             if is_gone:
                 continue
             again.add(_call(use))
-            if outcome(messages, use, marks):
+            if outcome(messages, use, look, marks):
                 stale |= writes | (reads if is_whole else set())
     return edited if any(a is not b for a, b in zip(edited, messages, strict=True)) else messages
 

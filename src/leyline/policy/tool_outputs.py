@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leyline.policy.base import policy
-from leyline.policy.look import Look, clear_input, output_of, put_output
+from leyline.policy.look import (
+    Look,
+    clear_input,
+    content_of,
+    content_text,
+    is_text,
+    output_of,
+    put_output,
+)
 from leyline.policy.options import NAMES, TEXT, YES_NO_NAMES, maybe, one_of, whole
 from leyline.policy.results import is_evicted
 from leyline.policy.turns import Message, Use
@@ -40,6 +48,7 @@ def clear_tool_outputs(
     inputs: bool | Sequence[str] = False,
 ) -> list[Message]:
     """Replace all but the newest `keep` tool outputs; either trigger, if there are any, is enough.
+    A text no longer than what would stand for it stays, unless its call's arguments are to go.
 
     Leyline's own words are `[evicted: 3 old tool outputs]` at the first of three that one decision
     cleared and `[evicted]` at the others. A decision is never made anew, so its number stays; a
@@ -53,7 +62,18 @@ def clear_tool_outputs(
     groups = [turn for turn in turns if turn]
     if by == "outputs":
         groups = [[use] for turn in groups for use in turn]
-    live = [use for group in groups for use in group if not _is_clear(messages, use, placeholder)]
+    every = [use for group in groups for use in group]
+    loses_input = {
+        id(use)
+        for use in every
+        if use.call is not None and (inputs is True or (inputs and use.name in inputs))
+    }
+    live = [
+        use
+        for use in every
+        if not _is_clear(messages, use, placeholder)
+        and (id(use) in loses_input or not _is_short(messages, use, placeholder))
+    ]
     new = {id(use) for group in groups[max(0, len(groups) - keep) :] for use in group}
     old = [use for use in live if id(use) not in new]
     if not old or not _fires(messages, look, len(live), trigger_tokens, trigger_uses):
@@ -62,7 +82,7 @@ def clear_tool_outputs(
     for i, use in enumerate(old):
         assert use.result is not None
         put_output(edited, use.result, _words(placeholder, i, len(old)), look)
-        if use.call is not None and (inputs is True or (inputs and use.name in inputs)):
+        if use.call is not None and id(use) in loses_input:
             clear_input(edited, use.call, INPUT, look)
     if at_least and look.tokens(messages) - look.tokens(edited) < at_least:
         return messages
@@ -73,6 +93,15 @@ def _is_clear(messages: Sequence[Message], use: Use, placeholder: str | None) ->
     assert use.result is not None
     text = output_of(messages, use.result)
     return text == placeholder or is_evicted(text)
+
+
+def _is_short(messages: Sequence[Message], use: Use, placeholder: str | None) -> bool:
+    assert use.result is not None
+    content = content_of(messages, use.result)
+    if isinstance(content, list) and not all(map(is_text, content)):
+        return False  # a picture, say
+    words = MANY if placeholder is None else placeholder  # as long as with a number of 3 digits
+    return len(content_text(content)) <= len(words)
 
 
 def _words(placeholder: str | None, i: int, n: int) -> str:

@@ -97,9 +97,9 @@ def facts_of(message: Message) -> Facts:
     return Facts("tool" if results else "user", results=results, words=words)
 
 
-def groups_of(facts: Sequence[Facts]) -> list[tuple[int, int]]:
-    """Where the units begin and end."""
-    groups, i, n = [], 0, len(facts)
+def groups_of(facts: Sequence[Facts], first: int = 0) -> list[tuple[int, int]]:
+    """Where the units begin and end; from `first`, where one begins."""
+    groups, i, n = [], first, len(facts)
     while i < n:
         start, role = i, facts[i].role
         if role != "tool":

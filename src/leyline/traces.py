@@ -20,11 +20,12 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True)
 class Session:
-    """One recorded conversation."""
+    """One recorded conversation. is_copy: with first words of its own, to have more of them."""
 
     id: str
     messages: tuple[Message, ...]
-    gaps_ms: tuple[float, ...]  # between consecutive model calls, so one fewer than calls, or none
+    gaps_ms: tuple[float, ...]  # between consecutive assistant messages: one fewer, or none
+    is_copy: bool = False
 
 
 class Call(NamedTuple):
@@ -52,10 +53,18 @@ def load_traces(path: str | Path | None = None) -> list[Session]:
 
 
 def calls(session: Session) -> Iterator[Call]:
-    """The model calls of a session, in order: one for each ``assistant`` message."""
+    """The model calls of a session, in order: one for each ``assistant`` message, but for one that
+    the session begins with, as a greeting does: no model was asked for it."""
     for i, message in enumerate(session.messages):
-        if message["role"] == "assistant":
+        if i and message["role"] == "assistant":
             yield Call(list(session.messages[:i]), message["content"])
+
+
+def gaps_of(session: Session) -> tuple[float, ...]:
+    """Milliseconds before each of `calls` but the first; fewer where the trace has fewer. What
+    passed between a greeting and the first call is none of them."""
+    greeted = session.messages and session.messages[0]["role"] == "assistant"
+    return session.gaps_ms[1:] if greeted else session.gaps_ms
 
 
 def save_traces(path: str | Path, sessions: Sequence[Session]) -> None:
@@ -91,7 +100,7 @@ def _copy(session: Session, number: int) -> Session:
         return session
     first, *rest = session.messages
     marked = {**first, "content": f"(copy {number}) {first['content']}"}
-    return Session(f"{session.id}-copy{number}", (marked, *rest), session.gaps_ms)
+    return Session(f"{session.id}-copy{number}", (marked, *rest), session.gaps_ms, is_copy=True)
 
 
 def _session(line: str, where: str) -> Session:

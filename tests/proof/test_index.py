@@ -44,8 +44,12 @@ def test_replay_numbers(tmp_path: Path) -> None:
             "arm": arm,
             "beside": beside,
             "points": points,
-            "e2e": 0.5,
-            "e2e_saved_s": 2.0,
+            "computed": 0.75,
+            "edited": 20,
+            "e2e_edited": 0.5,
+            "e2e_alike": 1.125,
+            "saved_edited_s": 2.0,
+            "different": 3,
             "same_first": same,
             "known": 20,
             "same_clear": 12,
@@ -70,8 +74,32 @@ def test_replay_numbers(tmp_path: Path) -> None:
     page = text(tmp_path)
     assert "C = 1, 4 | +11.2 points, C = 1, 4, 8, 16 | +12.0, +15.0 points" in page
     assert "100, 100 ms a call saved" in page
-    assert "splice 90.0% of 20 calls (80.0% where neither is near a tie)" in page
+    assert "tokens computed 0.750, 0.750 of the prefix cache's" in page
+    assert "0.500, 0.500 of the prefix cache's" in page and "machine was: 1.125, 1.125)" in page
+    assert "splice 90.0% of 40 edited calls (80.0% where neither is near a tie)" in page
+    assert "3 different first tokens among them" in page
     assert "fresh prefill of the edited prompt 75.0%" in page
+
+
+def test_debug_gym_numbers(tmp_path: Path) -> None:
+    found = {
+        "by_task": {"purr": {}, "config": {}},
+        "settings": {"model": "smollm2"},
+        "lines": [
+            {"arm": arm, "computed": computed}
+            for arm, computed in (("append", 1000), ("truncate", 34_567), ("splice", 1234))
+        ],
+        "comparisons": [
+            {"arm": "splice", "beside": beside, "computed": computed, "model_s": 0.25}
+            for beside, computed in (("append", 1.25), ("truncate", 0.0357))
+        ]
+        + [{"arm": "truncate", "beside": "append"}],
+    }
+    (tmp_path / "debug-gym.json").write_text(json.dumps(found))
+    page = text(tmp_path)
+    assert "2 of debug-gym's tasks with scripted answers on smollm2" in page
+    assert "with it and splices: 1,000, 34,567, 1,234." in page
+    assert "compute 0.0357 of what truncation alone does, in 0.250 of its time" in page
 
 
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="make proof has not been run")

@@ -14,14 +14,15 @@ from tiny_server import Running, running, tiny_engine
 from leyline.replay import Arm as Way
 from leyline.replay import Turn, turns_of
 from leyline.replay import replay as replay_in_process
-from leyline.replay.arms import ARMS, jobs_of, messages_of
+from leyline.replay.arms import ARMS, Arm, jobs_of, messages_of
 from leyline.replay.ceiling import ceiling
 from leyline.replay.client import Client
+from leyline.replay.loop import Run
 from leyline.replay.numbers import Line
 from leyline.replay.report import Results
 from leyline.replay.run import Options, replay_on
 from leyline.replay.server import look
-from leyline.traces import Session
+from leyline.traces import Session, take
 
 KEEP = 2
 
@@ -124,6 +125,38 @@ def marked(recorded: Session, mark: str) -> Session:
     return replace(recorded, messages=({**first, "content": mark + first["content"]}, *rest))
 
 
+def test_times_of_edited_calls_are_taken_apart(results: Results) -> None:
+    for pair in results.comparisons:
+        runs = {run.arm: run for run in results.runs if run.concurrency == pair.concurrency}
+
+        def seconds(arm: Arm, edited: bool, runs: dict[Arm, Run] = runs) -> float:
+            outcomes = runs[arm].outcomes
+            return sum(o.answer.e2e_s for o in outcomes if o.answer and (o.call >= 3) == edited)
+
+        for edited, found in ((True, pair.e2e_edited), (False, pair.e2e_alike)):
+            mine, other = seconds(pair.arm, edited), seconds(pair.beside, edited)
+            assert found == pytest.approx(mine / other)
+            if edited:
+                assert pair.saved_edited_s == pytest.approx(other - mine)
+
+
+def test_first_calls_are_skipped() -> None:
+    with running(tiny_engine()) as server:
+        results = replay_on(
+            server.url,
+            take([session(0)], 2),
+            Options(("truncate", "splice"), skip=2, calls=3),
+            tokenizer=server.engine.tokenizer,
+        )
+    assert (results.settings["sessions"], results.settings["copies"]) == (2, 1)
+    assert "6 calls of 2 recorded sessions, 1 of them copies" in results.markdown()
+    assert "without the first 2 of each" in results.markdown()
+    for run in results.runs:
+        assert [outcome.edited for outcome in run.outcomes] == [False, True, True] * 2
+    splice = line(results, "splice")
+    assert splice.edits >= 4 and splice.ceiling == pytest.approx(splice.hit_rate, abs=0.01)
+
+
 def test_first_tokens_are_compared(results: Results) -> None:
     pairs = {(c.arm, c.beside): c for c in results.comparisons if c.concurrency == 1}
     assert set(pairs) == {
@@ -132,7 +165,15 @@ def test_first_tokens_are_compared(results: Results) -> None:
         ("splice", "truncate"),
         ("forget", "truncate"),
     }
-    assert all(pair.known == 30 for pair in pairs.values())
+    # Of six calls of a session the last three: before, no tool output is old.
+    assert all(pair.known == pair.edited == 15 for pair in pairs.values())
+    for pair in pairs.values():
+        assert 1 <= pair.different <= 15
+        assert pair.e2e_edited is not None and pair.e2e_alike is not None
+    for run in results.runs:
+        edited = [outcome.call >= 3 for outcome in run.outcomes]
+        wanted = edited if run.arm != "append" else [False] * 30
+        assert [outcome.edited for outcome in run.outcomes] == wanted
     found = pairs["splice", "truncate"]
     splice, truncate = line(results, "splice"), line(results, "truncate")
     assert splice.hit_rate is not None and truncate.hit_rate is not None

@@ -58,7 +58,10 @@ def replay(
     sessions: Annotated[
         int | None, typer.Option(min=1, help="So many; where there are fewer, copies follow.")
     ] = None,
-    calls: Annotated[int | None, typer.Option(min=1, help="Of each session the first.")] = None,
+    calls: Annotated[int | None, typer.Option(min=1, help="Of each session so many.")] = None,
+    skip: Annotated[
+        int, typer.Option(min=0, help="Of each session so many are left out first.")
+    ] = 0,
     tokenizer: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="The model's directory, or smollm2: for ceilings."),
@@ -83,6 +86,7 @@ def replay(
             gaps=gaps,
             answer=_tokens(answer),
             calls=calls,
+            skip=skip,
         )
         recorded = take(load_traces(traces), sessions)
         check_writable(json_file)

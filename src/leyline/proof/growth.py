@@ -61,6 +61,7 @@ def run(path: Path, *, quick: bool, say: Say = lambda text: None) -> dict[str, A
         "positions": int(model.max_position_embeddings),
         "shape": shape,
         "speed": asdict(fast),
+        "repeats": repeats,
         "splices": [asdict(cost) for cost in found],
         "rows": [asdict(cost) for cost in costs],
     }

@@ -13,32 +13,31 @@ from leyline.bench.bed import machine
 from leyline.replay.arms import Arm
 from leyline.replay.report import Results
 from leyline.replay.run import Options, replay_on
-from leyline.traces import load_traces, shortest, take
+from leyline.traces import Session, calls, load_traces, take
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is replayed. sessions: by how many are at once. calls: of each session the first.
-    unedited: where the arm without edits runs too, which tells the full context's first tokens.
-    slots: rows that the server holds, so many that nothing is evicted and arms differ by their
-    edits alone."""
+    """How much is replayed. sessions: by how many are at once. skip: calls of each session that are
+    left out first. calls: so many behind them. unedited: where the arm without edits runs too,
+    which tells the full context's first tokens. slots: rows that the server holds, so many that
+    nothing is evicted and arms differ by their edits alone."""
 
     sessions: dict[int, int]
+    skip: int
     calls: int
     unedited: tuple[int, ...]
     slots: int
 
 
-# As many sessions as are at once. SmolLM2's prompts take four times as long as nano's.
-_SESSIONS = {1: 2, 4: 4, 8: 8, 16: 16}
+# The first two calls are left out: no output is old yet, so they are the same in all arms.
+# SmolLM2's prompts take four times as long as nano's.
+_SESSIONS = {1: 4, 4: 4, 8: 8, 16: 16}
 FULL = {
-    "nano": Scale(_SESSIONS, 6, (1, 4), 120_000),
-    "smollm2": Scale(_SESSIONS, 4, (1,), 120_000),
+    "nano": Scale(_SESSIONS, 2, 6, (8,), 120_000),
+    "smollm2": Scale(_SESSIONS, 2, 4, (8,), 120_000),
 }
-AT_LEAST = 4
-"""Sessions that are told apart; more at once are copies with first words of their own."""
-
-QUICK = Scale({1: 1, 2: 2}, 4, (2,), 32_768)
+QUICK = Scale({1: 1, 2: 2}, 2, 2, (2,), 32_768)
 
 
 def run(model: Path, scale: Scale, say: Callable[[str], None] = lambda text: None) -> Results:
@@ -60,14 +59,28 @@ def run(model: Path, scale: Scale, say: Callable[[str], None] = lambda text: Non
         parts = [
             replay_on(
                 str(server.http.base_url),
-                take(shortest(load_traces(), AT_LEAST), sessions),
-                Options(_arms(scale, concurrency), (concurrency,), calls=scale.calls),
+                take(_chosen(scale), sessions),
+                Options(
+                    _arms(scale, concurrency), (concurrency,), calls=scale.calls, skip=scale.skip
+                ),
                 tokenizer=tokenizer,
                 on_run=on_run,
             )
             for concurrency, sessions in scale.sessions.items()
         ]
     return _together(parts)
+
+
+def _chosen(scale: Scale) -> list[Session]:
+    """The recorded sessions that are long enough, those with the least text first."""
+
+    def length(session: Session) -> int:
+        *_, last = list(calls(session))[: scale.skip + scale.calls]
+        return sum(len(message["content"]) for message in last.messages)
+
+    recorded = load_traces()
+    enough = [s for s in recorded if len(list(calls(s))) >= scale.skip + scale.calls]
+    return sorted(enough, key=length)
 
 
 def _arms(scale: Scale, concurrency: int) -> tuple[Arm, ...]:
@@ -81,6 +94,7 @@ def _together(parts: list[Results]) -> Results:
     settings = {
         "concurrency": [n for part in parts for n in part.settings["concurrency"]],
         "sessions": [part.settings["sessions"] for part in parts],
+        "copies": [part.settings["copies"] for part in parts],
         "calls": [part.settings["calls"] for part in parts],
     }
     return replace(

@@ -37,7 +37,10 @@ class CallError(Exception):
 
     @property
     def too_long(self) -> bool:
-        return self.status in (400, 413, 422) and bool(_TOO_LONG.search(str(self)))
+        # 413: more bytes than the server takes, whatever it says of them.
+        return self.status == 413 or (
+            self.status in (400, 422) and bool(_TOO_LONG.search(str(self)))
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,4 +96,5 @@ def _plain(message: Message) -> Message:
 
 
 def _answered(messages: list[Message]) -> bool:
-    return any(message["role"] == "assistant" for message in messages)
+    """Whether there is a call in it; a greeting that comes first is none."""
+    return any(message["role"] == "assistant" for message in messages[1:])

@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 
-from leyline.replay.arms import Arm, Job, leyline_of, messages_of
+from leyline.replay.arms import Arm, Job, leyline_of, marked, messages_of
 from leyline.replay.client import Answer, CallError, Client
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of one recorded call: an answer, an error's text, or neither: left out, as its
-    prompt, or one before it, is longer than the server takes."""
+    prompt, or one before it, is longer than the server takes. edited: other messages were sent than
+    recorded."""
 
     session: str
     call: int
+    edited: bool = False
     answer: Answer | None = None
     error: str | None = None
 
@@ -125,19 +127,20 @@ def _session(
     for i, call in enumerate(job.calls):
         if stop.is_set():
             break
+        messages = messages_of(settings.arm, call, settings.keep)
+        edited = messages != call.messages
         if not full:
             if i and settings.gaps and i <= len(job.gaps_s):
                 stop.wait(job.gaps_s[i - 1])
-            messages = messages_of(settings.arm, call, settings.keep, settings.mark)
             leyline = leyline_of(settings.arm, name)
             try:
-                answer = client.ask(messages, job.lengths[i], leyline)
-                done.append(Outcome(job.session, i, answer))
+                answer = client.ask(marked(messages, settings.mark), job.lengths[i], leyline)
+                done.append(Outcome(job.session, i, edited, answer))
             except CallError as trouble:
                 full = trouble.too_long
                 error = None if full else str(trouble)
-                done.append(Outcome(job.session, i, error=error))
+                done.append(Outcome(job.session, i, edited, error=error))
         else:
-            done.append(Outcome(job.session, i))
+            done.append(Outcome(job.session, i, edited))
         on_call()
     return done

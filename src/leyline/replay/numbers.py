@@ -81,9 +81,15 @@ class Comparison:
     """An arm beside another, over the same calls.
 
     points: of hit rate gained. computed: tokens that this arm computes, as a share of the other's.
-    ttft, e2e: the same of the seconds waited in all. same_first: calls with the same first token,
-    of the `known` ones where it is to be seen in both. same_clear, clear: of these, calls where
-    both are ahead of their next token by CLEAR nats: the others may differ by rounding.
+    ttft, e2e: the same of the seconds waited in all.
+
+    edited: the calls that at least one of the two sends edited; e2e_edited, saved_edited_s are over
+    them. e2e_alike: over the others, where both ask for the same: how steady the machine was.
+
+    same_first: edited calls with the same first token, of the `known` ones where it is to be seen
+    in both; different: how many different ones the other arm had there. same_clear, clear: of
+    these, calls where both are ahead of their next token by CLEAR nats: the others may differ by
+    rounding.
     """
 
     concurrency: int
@@ -95,6 +101,11 @@ class Comparison:
     e2e: float | None
     ttft_saved_s: float
     e2e_saved_s: float
+    edited: int
+    e2e_edited: float | None
+    e2e_alike: float | None
+    saved_edited_s: float
+    different: int
     same_first: int
     known: int
     same_clear: int
@@ -179,7 +190,9 @@ def _cached(run: Run, answers: list[Answer]) -> int | None:
 def _compare(mine: tuple[Run, Line], other: tuple[Run, Line], calls: Sequence[Call]) -> Comparison:
     (run, line), (run_beside, beside) = mine, other
     first, second = _answers(run), _answers(run_beside)
-    pairs = [(first[call], second[call]) for call in calls]
+    changed = _edited(run) | _edited(run_beside)
+    pairs = [(first[call], second[call]) for call in calls if call in changed]
+    alike = [(first[call], second[call]) for call in calls if call not in changed]
     known = [(a, b) for a, b in pairs if a.first_token is not None and b.first_token is not None]
     clear = [(a, b) for a, b in known if min(a.margin or 0, b.margin or 0) >= CLEAR]
     gained = None
@@ -197,11 +210,24 @@ def _compare(mine: tuple[Run, Line], other: tuple[Run, Line], calls: Sequence[Ca
         e2e=_ratio(e2e, e2e_beside),
         ttft_saved_s=ttft_beside - ttft,
         e2e_saved_s=e2e_beside - e2e,
+        edited=len(pairs),
+        e2e_edited=_e2e_ratio(pairs),
+        e2e_alike=_e2e_ratio(alike),
+        saved_edited_s=sum(b.e2e_s - a.e2e_s for a, b in pairs),
+        different=len({b.first_token for _, b in known}),
         same_first=_same(known),
         known=len(known),
         same_clear=_same(clear),
         clear=len(clear),
     )
+
+
+def _edited(run: Run) -> set[Call]:
+    return {(o.session, o.call) for o in run.outcomes if o.edited}
+
+
+def _e2e_ratio(pairs: Sequence[tuple[Answer, Answer]]) -> float | None:
+    return _ratio(sum(a.e2e_s for a, _ in pairs), sum(b.e2e_s for _, b in pairs))
 
 
 def _same(pairs: Sequence[tuple[Answer, Answer]]) -> int:

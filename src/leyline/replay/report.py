@@ -39,6 +39,9 @@ _COMPARED = (
     "computed",
     "first tokens waited for",
     "end to end",
+    "edited calls",
+    "their end to end",
+    "the others'",
     "same first token",
 )
 
@@ -93,7 +96,9 @@ class Results:
             "## Arms",
             markdown(_COLUMNS, [_cells(line) for line in self.lines]),
             "## Compared",
-            "Each arm as a share of the other, over the calls that all arms answered.",
+            "Each arm as a share of the other, over the calls that all arms answered. Calls that "
+            "nothing is edited in yet are the same in both arms: a share of their time other than "
+            "100 % is the machine's. First tokens are those of edited calls.",
             markdown(_COMPARED, [_compared(each) for each in self.comparisons]),
         ]
         if notes := self.notes():
@@ -118,10 +123,14 @@ class Results:
 
 def _described(settings: dict[str, Any]) -> str:
     gaps = "kept" if settings["gaps"] else "dropped"
+    copies = settings["copies"]
+    some = any(copies) if isinstance(copies, list) else copies
+    which = f", {_listed(copies)} of them copies with first words of their own" if some else ""
+    skipped = f", without the first {settings['skip']} of each" if settings["skip"] else ""
     return (
-        f"{_listed(settings['calls'])} calls of {_listed(settings['sessions'])} recorded sessions; "
-        f"tokens generated for each: {settings['answer']}, thrown away for the recorded answer; "
-        f"the newest {settings['keep']} tool outputs stay; tool gaps {gaps}."
+        f"{_listed(settings['calls'])} calls of {_listed(settings['sessions'])} recorded sessions"
+        f"{which}{skipped}; tokens generated for each: {settings['answer']}, thrown away for the "
+        f"recorded answer; the newest {settings['keep']} tool outputs stay; tool gaps {gaps}."
     )
 
 
@@ -194,7 +203,9 @@ def _cells(line: Line) -> list[str]:
 
 
 def _compared(each: Comparison) -> list[str]:
-    known = f"{each.agreement:.1%} of {each.known}" if each.agreement is not None else ""
+    known = ""
+    if each.agreement is not None:
+        known = f"{each.agreement:.1%} of {each.known} ({each.different} different)"
     if each.clear:
         known += f"; clear ones {each.same_clear / each.clear:.1%} of {each.clear}"
     return [
@@ -205,6 +216,9 @@ def _compared(each: Comparison) -> list[str]:
         share(each.computed),
         share(each.ttft),
         share(each.e2e),
+        str(each.edited),
+        share(each.e2e_edited),
+        share(each.e2e_alike),
         known,
     ]
 

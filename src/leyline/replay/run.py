@@ -23,8 +23,9 @@ MARKS = 10**6
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """arms: all that the server can, by default. calls: at most so many of each session. answer:
-    tokens to generate for each call; None for as many as the recorded answer has."""
+    """arms: all that the server can, by default. skip, calls: of each session so many calls are
+    left out first, and at most so many sent. answer: tokens to generate for each call; None for as
+    many as the recorded answer has."""
 
     arms: tuple[Arm, ...] = ()
     concurrency: tuple[int, ...] = (1,)
@@ -32,6 +33,7 @@ class Options:
     gaps: bool = False
     answer: int | None = 1
     calls: int | None = None
+    skip: int = 0
 
 
 def replay_on(
@@ -52,7 +54,7 @@ def replay_on(
     """
     if options.answer is None and tokenizer is None:
         raise ValueError("recorded answers can't be counted without a tokenizer: --tokenizer")
-    jobs = jobs_of(sessions, options.calls, options.answer or 1)
+    jobs = jobs_of(sessions, options.calls, options.answer or 1, options.skip)
     if options.answer is None:
         jobs = [_with_recorded_lengths(tokenizer, job) for job in jobs]
     with Client(url, key) as client:
@@ -68,6 +70,7 @@ def replay_on(
         "arms": arms,
         "answer": "as many as recorded" if options.answer is None else options.answer,
         "sessions": len(jobs),
+        "copies": sum(job.is_copy for job in jobs),
         "calls": sum(len(job.calls) for job in jobs),
     }
     compared = comparisons_of(runs, lines)

@@ -35,7 +35,7 @@ class Scale:
 _SESSIONS = {1: 4, 4: 4, 8: 8, 16: 16}
 FULL = {
     "nano": Scale(_SESSIONS, 2, 6, (8,), 120_000),
-    "smollm2": Scale(_SESSIONS, 2, 4, (8,), 120_000),
+    "smollm2": Scale(_SESSIONS, 2, 3, (8,), 120_000),
 }
 QUICK = Scale({1: 1, 2: 2}, 2, 2, (2,), 32_768)
 

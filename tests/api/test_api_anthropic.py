@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_api_leyline_object import JSON
 
@@ -111,6 +111,61 @@ def test_messages_as_chat_messages() -> None:
         {"role": "user", "content": "go on"},
         {"role": "system", "content": "be quick"},
     ]
+
+
+def said(role: str, *blocks: Any) -> st.SearchStrategy[dict[str, Any]]:
+    lists = st.lists(st.sampled_from(blocks), min_size=1, max_size=3)
+    return lists.map(lambda content: {"role": role, "content": content})
+
+
+TEXT = {"type": "text", "text": "x"}
+USE_A, USE_B = ({"type": "tool_use", "id": i, "name": "look", "input": {}} for i in "ab")
+RESULT_A, RESULT_B = ({"type": "tool_result", "tool_use_id": i, "content": "y"} for i in "ab")
+TURNS = st.one_of(
+    said("assistant", TEXT, USE_A, USE_B),
+    said("user", TEXT, RESULT_A, RESULT_B),
+    said("system", TEXT),
+)
+
+
+def assert_results_behind_calls(chat: list[dict[str, Any]]) -> None:
+    """Each call has one result, and nothing stands between them."""
+    waiting: list[str] = []
+    for message in chat:
+        if message["role"] == "tool":
+            waiting.remove(message["tool_call_id"])
+            continue
+        assert not waiting
+        waiting = [call["id"] for call in message.get("tool_calls", ())]
+        assert len(set(waiting)) == len(waiting)
+    assert not waiting
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(TURNS, min_size=1, max_size=5))
+def test_results_stand_right_behind_their_calls(messages: list[dict[str, Any]]) -> None:
+    try:
+        checked = check_conversation(messages)
+    except FieldError:
+        return
+    assert_results_behind_calls(to_chat(None, checked))
+
+
+def test_what_may_stand_around_results() -> None:
+    """Results in any order and in several messages; ids again in a later step; words behind."""
+    messages = [
+        {"role": "assistant", "content": [TEXT, USE_A, USE_B]},
+        {"role": "user", "content": [RESULT_B]},
+        {"role": "user", "content": [RESULT_A, TEXT]},
+        {"role": "system", "content": "be quick"},
+        {"role": "user", "content": "go on"},
+        {"role": "assistant", "content": [USE_A]},
+        {"role": "assistant", "content": [USE_B]},
+        {"role": "user", "content": [RESULT_A, RESULT_B]},
+        {"role": "system", "content": [TEXT]},
+    ]
+    assert check_conversation(messages) is messages
+    assert_results_behind_calls(to_chat("you", messages))
 
 
 def test_thinking_is_told_to_the_template() -> None:

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from leyline.api.anthropic_messages import check_conversation
@@ -162,18 +162,20 @@ def test_freed_thinking_counts_for_the_trigger() -> None:
 
 
 def conversations() -> st.SearchStrategy[Messages]:
-    """Turns of a user who speaks, and of an assistant that thinks, speaks and uses tools."""
+    """Turns of a user who speaks, and of an assistant that thinks, speaks and uses tools; now and
+    then the system says something."""
     step = st.tuples(
         st.integers(0, 60),  # a result's size
-        st.integers(0, 30),  # how much is thought
+        st.integers(0, 300),  # how much is thought
         st.sampled_from(["run", "read", "memory"]),
         st.booleans(),  # the user speaks then
         st.integers(1, 3),  # uses at a time
+        st.integers(0, 200),  # how much the system says
     )
 
     def built(steps: list[Any]) -> Messages:
         messages: Messages = [{"role": "user", "content": "go"}]
-        for i, (size, thought, name, speaks, several) in enumerate(steps):
+        for i, (size, thought, name, speaks, several, told) in enumerate(steps):
             # Ids repeat, as some harnesses have it.
             calls = [use(i % 3 + 10 * k, name, said="s")["content"][1] for k in range(several)]
             thinking = [{"type": "thinking", "thinking": "h" * thought}] if thought else []
@@ -182,6 +184,9 @@ def conversations() -> st.SearchStrategy[Messages]:
             messages.append({"role": "user", "content": results})
             if speaks:
                 messages[-1]["content"].append({"type": "text", "text": "and then"})
+            if told:
+                messages.append({"role": "system", "content": "s" * told})
+            if speaks:
                 messages += [
                     {"role": "assistant", "content": "well"},
                     {"role": "user", "content": "on"},
@@ -194,7 +199,7 @@ def conversations() -> st.SearchStrategy[Messages]:
 def rules() -> st.SearchStrategy[list[dict[str, Any]]]:
     trigger = st.one_of(
         st.fixed_dictionaries({"type": st.just("tool_uses"), "value": st.integers(1, 8)}),
-        st.fixed_dictionaries({"type": st.just("input_tokens"), "value": st.integers(1, 700)}),
+        st.fixed_dictionaries({"type": st.just("input_tokens"), "value": st.integers(1, 1500)}),
     )
     least = st.fixed_dictionaries({"type": st.just("input_tokens"), "value": st.integers(0, 90)})
     tools = st.fixed_dictionaries(
@@ -218,13 +223,26 @@ def rules() -> st.SearchStrategy[list[dict[str, Any]]]:
     )
 
 
+def told_last() -> Messages:
+    """A conversation that is largest behind the system's words: then thinking goes."""
+    messages: Messages = [{"role": "user", "content": "go"}]
+    messages += [use(0, thinking="x" * 1000), result(0, 100), use(1), result(1, 100)]
+    messages[-1]["content"].append({"type": "text", "text": "and"})
+    messages += [{"role": "system", "content": "s" * 200}, use(2, thinking="y"), result(2, 100)]
+    return messages
+
+
+ABOVE_1400 = tool_uses() | {"trigger": {"type": "input_tokens", "value": 1400}}
+
+
 @settings(max_examples=150, deadline=None)
 @given(conversations(), rules())
+@example(told_last(), [{"type": THINKING}, ABOVE_1400])
 def test_what_is_cleared_stays_cleared(messages: Messages, edits: list[dict[str, Any]]) -> None:
     """A session's lineage is never edited back: a later request's view of an earlier one's messages
     differs in what has been cleared since, and in nothing else."""
     before = copy.deepcopy(messages)
-    ends = [i + 1 for i, message in enumerate(messages) if message["role"] == "user"]
+    ends = [i + 1 for i, message in enumerate(messages) if message["role"] != "assistant"]
     views = [edit(messages[:end], *edits) for end in ends]
     for i, (end, view) in enumerate(zip(ends, views, strict=True)):
         check_conversation(view.messages)  # every use still has its result

@@ -148,6 +148,20 @@ def test_the_trigger_counts_what_the_prompt_has(claude: Anthropic) -> None:
         assert (count.input_tokens < n) is clears
 
 
+def test_a_policy_comes_behind_the_rules(claude: Anthropic) -> None:
+    """It is given the conversation alone, with as many messages as were sent: `heavy_hitters` has a
+    number for each."""
+    messages: list[Any] = [{"role": "user", "content": words(20, 20)}]
+    for i in range(6):
+        messages += agent_turn(i)
+    mass = [0.05] * (1 + len(messages))  # the system prompt has one, too
+    policy = {"name": "heavy_hitters", "mass": mass, "budget": 0}
+    answer = managed(claude, messages, {"session": "both", "policy": policy})
+    assert answer.context_management.applied_edits[0].cleared_tool_uses == 3
+    (did,) = answer.leyline["policy"]
+    assert did["name"] == "heavy_hitters" and did["messages"] == 2 * 5
+
+
 def test_no_edit_is_told_as_none(claude: Anthropic) -> None:
     answer = claude.beta.messages.create(
         model="tiny",

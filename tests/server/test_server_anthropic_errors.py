@@ -22,6 +22,8 @@ def claude(server: Running) -> Anthropic:
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "x"}
+TEXT = {"type": "text", "text": "x"}
+TOLD = {"role": "system", "content": "be quick"}
 
 
 def said(*blocks: Any, role: str = "user") -> list[Any]:
@@ -92,6 +94,12 @@ def said(*blocks: Any, role: str = "user") -> list[Any]:
             "messages[0].content[1]",
             [*said(CALL, {**CALL, "id": "t2"}, role="assistant"), *said(RESULT)],
         ),
+        ("messages[0].content[0]", [*said(CALL, role="assistant"), TOLD]),
+        ("messages[0].content[0]", [*said(CALL, role="assistant"), TOLD, *said(TEXT)]),
+        ("messages[0].content[1].id", [*said(CALL, CALL, role="assistant"), *said(RESULT)]),
+        ("messages[1].content[0]", [*said(CALL, role="assistant"), *said(TEXT, RESULT)]),
+        ("messages[1].content", [*said(CALL, role="assistant"), *HELLO, *said(RESULT)]),
+        ("messages[1].content", [*said(CALL, role="assistant"), TOLD, *said(RESULT)]),
         ("messages[0].content[0].input", said({**CALL, "input": "ls"}, role="assistant")),
         ("messages[0].content[0].thinking", said({"type": "thinking"}, role="assistant")),
         ("messages[1]", [*HELLO, {"role": "assistant", "content": "The answer is"}]),

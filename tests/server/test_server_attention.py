@@ -12,9 +12,12 @@ from anthropic import Anthropic
 from openai import BadRequestError, OpenAI
 from tiny_server import Running, tiny_tokenizer, words
 
+from leyline.api.errors import FieldError
 from leyline.channel import Channel
 from leyline.client import Session, attention_of, policies_of, report_of
 from leyline.engine.request import Sampling
+from leyline.policy import Edited
+from leyline.server.attended import MOST_MESSAGES, Attended
 from leyline.server.spans import message_spans
 from leyline.server.text import Text
 
@@ -168,6 +171,35 @@ def test_it_must_be_true_or_false(client: OpenAI) -> None:
                 messages=conversation(),
                 extra_body={"leyline": {"session": "a", "attention": wrong}},
             )
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_a_prompt_that_is_too_long_is_rendered_once(
+    server: Running, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """It is refused before its messages are told apart: that takes a time that grows with their
+    square, and strangers could send a million."""
+    rendered, written = [], Text.written
+
+    def noted(text: Text, messages: list[Any], *more: Any, **options: Any) -> str:
+        rendered.append(len(messages))
+        return written(text, messages, *more, **options)
+
+    monkeypatch.setattr(Text, "written", noted)
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": words(i, 20)} for i in range(801)]
+    leyline = {"session": "long", "attention": True}
+    body = {"model": "tiny", "max_tokens": 1, "messages": messages, "leyline": leyline}
+    with server.http() as http:
+        answer = http.post(path, json=body)
+    assert answer.status_code == 400 and "takes 8192 together" in answer.text
+    assert rendered == [801]
+
+
+def test_so_many_messages_can_not_be_told_apart() -> None:
+    view = Edited.nothing([{"role": "user", "content": ""}] * (MOST_MESSAGES + 1))
+    with pytest.raises(FieldError, match=r"^leyline\.attention: .* 2000 messages.* 2001\.$"):
+        Attended.to(Text(tiny_tokenizer()), view, MOST_MESSAGES + 1)
 
 
 def test_heavy_hitters_keep_what_the_model_attends_to(client: OpenAI) -> None:

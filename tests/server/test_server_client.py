@@ -117,6 +117,22 @@ def test_an_edit_while_a_tool_runs(server: Running, client: OpenAI, sdk: str) ->
     assert then.shared >= done.prompt - 1
 
 
+def test_a_sessions_policy_goes_with_messages_only(client: OpenAI) -> None:
+    """Directives and a prompt can be sent ahead all the same; another policy is the caller's."""
+    session = Session(policy={"name": "clear_tool_outputs", "keep": 2})
+    ask(client, history(3), session)
+    done = report_of(client.post(**session.edit(client, directives=[Directive(10, 30)])))
+    assert done is not None and [(edit.start, edit.end) for edit in done.edits] == [(10, 30)]
+    done = report_of(client.post(**session.edit(client, prompt=list(range(10, 90)))))
+    assert done is not None and done.prompt == 80
+    ahead: Any = client.post(**session.edit(client, messages=history(4)))
+    (did,) = policies_of(ahead)
+    assert (did.policy, did.tool_uses) == ("clear_tool_outputs", 2)
+    wrong = session.edit(client, prompt=[5, 6], policy={"name": "clear_thinking"})
+    with pytest.raises(BadRequestError, match="policy: goes with messages only"):
+        client.post(**wrong)
+
+
 def test_async_clients(server: Running) -> None:
     async def hold() -> None:
         session = Session()

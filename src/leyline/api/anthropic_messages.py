@@ -45,7 +45,7 @@ def check_conversation(given: object, field: str = "messages") -> list[Message]:
     """The messages as they came, every block one that is known here. Raises FieldError.
 
     Fields that are not known, as cache_control, stay and mean nothing. Every tool use must have its
-    result in the user's next message, and every result its use.
+    result in the user's next message, in front of all else, and every result its use.
     """
     if not isinstance(given, list) or not given:
         raise FieldError(field, f"must be a list of at least one message, not {short(given)}.")
@@ -81,7 +81,8 @@ def _assistant(blocks: list[Block]) -> Message:
 
 
 def _others(role: str, blocks: list[Block]) -> list[Message]:
-    """A message for each tool result and for each run of text blocks, in their order."""
+    """A message for each tool result and for each run of text blocks, in their order. Checked
+    ones have the results in front, where templates want them: right behind the calls."""
     messages: list[Message] = []
     for kind, group in groupby(blocks, key=lambda block: block["type"]):
         if kind == "text":
@@ -167,21 +168,50 @@ def _check_result(block: Block, field: str) -> None:
 
 
 def _check_pairs(messages: list[Message], field: str) -> None:
-    """Raises FieldError for a tool use without its result in the user's next messages, and the
-    other way round."""
+    """Raises FieldError for a tool use without its result behind the assistant's messages, for the
+    other way round, and for anything between the two."""
     waiting: dict[str, str] = {}
     """Ids of the assistant's last tool uses, and where these stand."""
-    turns = [(i, message) for i, message in enumerate(messages) if message["role"] != "system"]
-    for role, group in groupby(turns, key=lambda turn: turn[1]["role"]):
-        for i, message in group:
-            for b, block in enumerate(blocks_of(message)):
-                where = f"{field}[{i}].content[{b}]"
-                if block["type"] == "tool_use":
-                    waiting[block["id"]] = where
-                elif block["type"] == "tool_result":
-                    name = block["tool_use_id"]
-                    if waiting.pop(name, None) is None:
-                        what = f"{short(name)} is no tool use of the assistant's message before."
-                        raise FieldError(f"{where}.tool_use_id", what)
-        if role == "user" and waiting:
-            raise FieldError(next(iter(waiting.values())), "has no result in the user's message.")
+    numbered = enumerate(messages)
+    for is_calling, group in groupby(numbered, key=lambda each: each[1]["role"] == "assistant"):
+        blocks = [each for i, message in group for each in _placed(message, f"{field}[{i}]")]
+        if is_calling:
+            _open(waiting, blocks)
+        else:
+            _close(waiting, blocks)
+
+
+def _placed(message: Message, field: str) -> list[tuple[str, Block]]:
+    """A message's blocks, each with where it stands."""
+    if isinstance(message["content"], str):
+        return [(f"{field}.content", block) for block in blocks_of(message)]
+    return [(f"{field}.content[{b}]", block) for b, block in enumerate(message["content"])]
+
+
+def _open(waiting: dict[str, str], blocks: Iterable[tuple[str, Block]]) -> None:
+    """Note the assistant's tool uses, each block with its place."""
+    for where, block in blocks:
+        if block["type"] != "tool_use":
+            continue
+        if block["id"] in waiting:
+            what = f"{short(block['id'])} is the id of {waiting[block['id']]} too."
+            raise FieldError(f"{where}.id", what)
+        waiting[block["id"]] = where
+
+
+def _close(waiting: dict[str, str], blocks: Iterable[tuple[str, Block]]) -> None:
+    """Take out all that is waiting, by the results among what others say then."""
+    early: str | None = None
+    """Where something else stands while results are still to come."""
+    for where, block in blocks:
+        if block["type"] != "tool_result":
+            early = early or (where if waiting else None)
+            continue
+        name = block["tool_use_id"]
+        if waiting.pop(name, None) is None:
+            what = f"{short(name)} is no tool use of the assistant's message before."
+            raise FieldError(f"{where}.tool_use_id", what)
+        if early is not None:
+            raise FieldError(early, "stands before a tool's result; results come first.")
+    if waiting:
+        raise FieldError(next(iter(waiting.values())), "has no result in the user's message.")

@@ -41,7 +41,8 @@ class Turn:
 class Clearable:
     """A conversation's tool uses, in the order of their results, and its turns with thinking.
 
-    ends: the lengths of those beginnings that may have been sent as requests, the whole last.
+    ends: the lengths of those beginnings that may have been sent as requests: all that end with a
+    message which isn't the assistant's. Whether one is among them depends on nothing behind it.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class Clearable:
         open_uses: dict[str, tuple[Place, dict[str, Any]]] = {}
         turn: Turn | None = None
         for m, message in enumerate(messages):
-            if message["role"] == "user":
+            if message["role"] != "assistant":
                 self.ends.append(m + 1)
-                turn = None if _speaks(message) else turn
+            if message["role"] == "user" and _speaks(message):
+                turn = None
             size = PER_MESSAGE
             for b, block in enumerate(blocks_of(message)):
                 tokens = self._size(block)
@@ -74,8 +76,6 @@ class Clearable:
                 elif kind == "tool_result" and block["tool_use_id"] in open_uses:
                     self._pair(*open_uses.pop(block["tool_use_id"]), (m, b), tokens)
             self._sums.append(self._sums[-1] + size)
-        if len(messages) not in self.ends:
-            self.ends.append(len(messages))
 
     def tokens(self, end: int) -> int:
         """Of a prompt with the first `end` messages, nothing cleared."""

@@ -2,8 +2,9 @@
 
 The client sends its whole history every time, so every call decides anew. To keep a session's
 cached rows, what is cleared must stay cleared, with the same text. So the conversation is gone
-through as it came about: wherever a request may have ended, behind each user message, the rules
-look at what was left of the conversation then. What they clear of it depends on nothing behind.
+through as it came about: wherever a request may have ended, behind each message but the
+assistant's, the rules look at what was left of the conversation then. What they clear of it depends
+on nothing behind.
 """
 
 from __future__ import annotations

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from leyline.api.errors import FieldError
 from leyline.engine.request import Done
 from leyline.policy import Edited
 from leyline.server.spans import message_spans
 from leyline.server.text import Text
 
 DIGITS = 6
+MOST_MESSAGES = 2000
+"""To be told apart in one prompt, which takes a time that grows with their square."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,11 @@ class Attended:
         tools: list[dict[str, Any]] | None = None,
         kwargs: dict[str, Any] | None = None,
     ) -> Attended:
-        """For a conversation as policies left it, rendered as it is for the prompt."""
+        """For a conversation as policies left it, rendered as it is for the prompt. Raises
+        FieldError for more than MOST_MESSAGES."""
+        if (n := len(view.messages)) > MOST_MESSAGES:
+            what = f"goes with up to {MOST_MESSAGES} messages, and there are {n}."
+            raise FieldError("leyline.attention", what)
         return cls(message_spans(text, view.messages, tools, kwargs), view.origins, given)
 
     def of(self, done: Done) -> list[float | None] | None:

@@ -53,7 +53,8 @@ def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
         view = edited(leyline.policy, view.messages, state.text, "leyline")
     tools, kwargs = request.offered_tools, request.template_kwargs
     prompt = state.text.render(view.messages, tools, kwargs)
-    if channel is not None and channel.attention:
+    # Takes long with many messages, and the engine refuses a prompt that is too long.
+    if channel is not None and channel.attention and len(prompt) <= state.engine.max_tokens:
         attended = Attended.to(state.text, view, len(request.conversation), tools, kwargs)
     return EngineResponse(
         state.engine,

@@ -71,7 +71,8 @@ def _prepare(state: State, body: bytes, owner: str) -> EngineResponse:
     leyline, channel, attended = request.channel, None, None
     if leyline is not None:
         channel = leyline.channel(leyline.session, owner)
-        if channel.attention:
+        # Takes long with many messages, and the engine refuses a prompt that is too long.
+        if channel.attention and len(prompt) <= state.engine.max_tokens:
             attended = Attended.to(state.text, view, made.given, tools, kwargs)
     sampling = sampling_of(request, state.defaults)
     # max_tokens is a bound here and no demand: clients ask for more than small models take.
@@ -125,10 +126,16 @@ def _prompt(state: State, request: CountRequest) -> tuple[Rendered, AppliedEdits
     """The edited conversation, and what `context_management` did to it."""
     messages, edits = request.messages, None
     if request.rules is not None:
-        head = _render(state, request, [{"role": "user", "content": ""}]).prompt
-        managed = apply(request.rules, messages, state.text.count, len(head))
+        managed = apply(request.rules, messages, state.text.count, _head(state, request))
         messages, edits = managed.messages, AppliedEdits(applied_edits=list(managed.applied))
     return _render(state, request, messages), edits
+
+
+def _head(state: State, request: CountRequest) -> int:
+    """Tokens of a prompt that has no messages yet: system prompt, tools, what opens the answer."""
+    # Without the policy, which is for the conversation.
+    chat = request.chat([{"role": "user", "content": ""}])
+    return len(state.text.render(chat, request.offered_tools, request.template_kwargs))
 
 
 @dataclass(frozen=True, slots=True)

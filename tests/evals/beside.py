@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ASKS = """
 import json, sys
@@ -27,6 +30,41 @@ for turn in range(4):
 put("done", {"resolved": True, "reason": "solved", "score": 1, "max_score": 1})
 """
 """An agent that asks four times, with a tool's output after each answer."""
+
+
+LINGERS = """
+import json, subprocess, sys, time
+job = json.loads(sys.stdin.readline())
+wait = [sys.executable, "-c", "import time; time.sleep(600)"]
+left = [subprocess.Popen(wait), subprocess.Popen(wait, start_new_session=True)]
+pids = " ".join(str(each.pid) for each in left)
+print(json.dumps({"ask": {"messages": [{"role": "user", "content": pids}]}}), flush=True)
+time.sleep(600)
+"""
+"""One that asks once and leaves two processes behind, one in a session of its own; says which."""
+
+
+def lingering(body: dict[str, Any]) -> list[int]:
+    """The processes that LINGERS names where it asks."""
+    return [int(pid) for pid in body["messages"][0]["content"].split()]
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there, and not only waiting to be reaped; where there is /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def ended(pids: Sequence[int]) -> bool:
+    """Whether these were killed; they may not be dead yet."""
+    deadline = time.monotonic() + 30
+    while left := any(map(runs, pids)):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    return not left
 
 
 def fake(tmp_path: Path, code: str) -> Path:

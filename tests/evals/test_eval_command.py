@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import queue
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,13 +16,15 @@ pytest.importorskip("torch")
 pytest.importorskip("fastapi")
 pytest.importorskip("matplotlib")
 
-from beside import ASKS, fake
+from beside import ASKS, LINGERS, ended, fake, lingering, runs
 from click.testing import Result
+from plain_server import plain
 from tiny_server import running
 from typer.testing import CliRunner
 
 from leyline import cli
 from leyline.cli.evaluate import without_key
+from leyline.evals import __main__ as on_a_server_of_its_own
 from leyline.evals.gym import VARIABLE
 
 WIDE = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
@@ -122,3 +129,47 @@ def test_episodes_without_an_end_are_exit_code_1(tmp_path: Path) -> None:
         )  # fmt: skip
     assert done.exit_code == 1
     assert "3 episodes are not finished; run it again" in done.output and "broken" in done.output
+
+
+STARTED = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test's may be ignored
+from leyline.cli import main
+main()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+@pytest.mark.parametrize(("told", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_told_to_end_it_waits_for_no_answer_and_leaves_no_process(
+    tmp_path: Path, told: signal.Signals, code: int
+) -> None:
+    asked: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    with plain(unanswered=asked) as url:
+        line = [sys.executable, "-c", STARTED, "eval", "debug-gym", "--endpoint", url]
+        line += ["--allow-shell", "--python", str(fake(tmp_path, LINGERS)), "--arms", "append"]
+        line += ["--tasks", "purr", "--out", str(tmp_path / "out")]
+        process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            left = lingering(asked.get(timeout=120))
+            assert all(map(runs, left))
+            process.send_signal(told)
+            assert process.wait(60) == code  # the server still has not answered
+        finally:
+            process.kill()
+            process.wait()
+    assert ended(left)
+
+
+@pytest.mark.slow
+def test_results_that_lack_episodes_are_not_written(tmp_path: Path) -> None:
+    """They would take the place of whole ones."""
+    python, out = fake(tmp_path, "exit('broken')\n"), tmp_path / "out"
+    words = ["--model", "nano", "--tasks", "purr", "--out", str(out), "--python", str(python)]
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit, match=r"not all episodes came to their end: .*broken"):
+            on_a_server_of_its_own.main(words)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not out.exists()

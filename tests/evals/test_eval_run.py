@@ -4,13 +4,10 @@ is debug-gym's process in name only; see test_eval_debug_gym.py for the real one
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -18,8 +15,10 @@ pytest.importorskip("torch")
 pytest.importorskip("fastapi")
 
 from beside import ASKS, fake
+from plain_server import plain
 from tiny_server import Running, running
 
+from leyline import __version__
 from leyline.evals import endpoint
 from leyline.evals.arms import Key
 from leyline.evals.endpoint import complete
@@ -82,10 +81,10 @@ def test_records_tell_what_was_sent_and_what_came(server: Running, tmp_path: Pat
         tokens, usage = call["leyline"]["tokens"], call["usage"]
         assert usage["prompt_tokens"] == tokens["prompt"] and call["seconds"] > 0
         assert usage["completion_tokens"] <= 3 and call["answer"]["role"] == "assistant"
-    assert calls[3]["leyline"]["edits"] and lines[-1]["end"]["versions"] == {
-        "debug_gym": "0",
-        "python": "3",
-    }
+    assert calls[3]["leyline"]["edits"]
+    end = lines[-1]["end"]
+    assert end["versions"] == {"debug_gym": "0", "python": "3", "leyline": __version__}
+    assert end["concurrency"] == 1
 
 
 def test_episodes_share_nothing_in_the_cache(server: Running, tmp_path: Path) -> None:
@@ -152,6 +151,7 @@ def test_episodes_run_beside_each_other(server: Running, tmp_path: Path) -> None
     found = run(server, tmp_path, Options(("purr", "config"), seeds=2, concurrency=4))
     assert len(found.episodes) == 12 and not found.errors and not found.lines[2].fallbacks
     assert {each.key for each in found.episodes} == set(Options(("purr", "config"), seeds=2).keys())
+    assert {each.concurrency for each in found.episodes} == {4}
 
 
 def test_processes_that_die_end_the_run_with_a_reason(server: Running, tmp_path: Path) -> None:
@@ -171,6 +171,14 @@ def test_a_prompt_too_long_ends_the_episode_not_the_run(tmp_path: Path) -> None:
     assert not found.errors
     (episode,) = found.episodes
     assert (episode.solved, episode.reason) == (False, "context") and 0 < episode.turns < 4
+
+
+def test_a_body_too_large_ends_the_episode_not_the_run(server: Running, tmp_path: Path) -> None:
+    """More than 16 MiB of what tools print: the server's refusal says nothing of a context."""
+    code = ASKS.replace('"bar tin " * 40', '"bar tin " * 2_500_000')
+    found = run(server, tmp_path, Options(("purr",), arms=("append",)), code)
+    assert not found.errors
+    assert [(e.solved, e.reason, e.turns) for e in found.episodes] == [(False, "context", 1)]
 
 
 def test_time_that_is_up_ends_the_episode_not_the_run(server: Running, tmp_path: Path) -> None:
@@ -210,54 +218,3 @@ def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with plain(refuse=[400]) as url, Client(url) as client:
         with pytest.raises(CallError, match="HTTP 400"):
             complete(client, body)  # a second try would be answered
-
-
-@contextmanager
-def plain(refuse: list[int] | None = None, counts: bool = False) -> Iterator[str]:
-    """An HTTP server of the OpenAI API that knows no sessions and counts nothing as cached, or
-    with `counts` only in streams; it refuses its first completions with these codes."""
-    codes = list(refuse or ())
-
-    class Handler(BaseHTTPRequestHandler):
-        left: ClassVar[list[int]] = codes
-
-        def do_GET(self) -> None:
-            self._say(200, {"data": [{"id": "plain"}]})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
-            if not self.path.endswith("/completions"):
-                self._say(404, {})
-            elif self.left:
-                self._say(self.left.pop(0), {"error": "busy"})
-            else:
-                self._answer(bool(body.get("stream")))
-
-        def _answer(self, stream: bool) -> None:
-            usage: dict[str, Any] = {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8}
-            if counts and stream:
-                usage["prompt_tokens_details"] = {"cached_tokens": 6}
-            message = {"role": "assistant", "content": "a"}
-            part = {"delta" if stream else "message": message, "finish_reason": "stop", "index": 0}
-            value = {"id": "i", "object": "o", "created": 0, "model": "plain", "choices": [part]}
-            self._say(200, {**value, "usage": usage}, stream)
-
-        def _say(self, code: int, value: dict[str, Any], stream: bool = False) -> None:
-            text = json.dumps(value)
-            data = (f"data: {text}\n\ndata: [DONE]\n\n" if stream else text).encode()
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{httpd.server_address[1]}"
-        finally:
-            httpd.shutdown()
-            thread.join()

@@ -27,6 +27,16 @@ def test_a_finished_episode_is_read_back(tmp_path: Path, episode: Callable[..., 
     assert store.get(KEY) == done and done.computed is None
 
 
+def test_records_of_before_are_read(tmp_path: Path, episode: Callable[..., Episode]) -> None:
+    store = Store(tmp_path)
+    with store.writer(KEY) as writer:
+        writer.end(episode(concurrency=2))
+    file = store.path(KEY)
+    file.write_text(file.read_text().replace(', "concurrency": 2', ""))
+    assert "concurrency" not in file.read_text()
+    assert store.get(KEY) == episode()
+
+
 def test_calls_name_their_messages(tmp_path: Path, episode: Callable[..., Episode]) -> None:
     """Each message stands in the file once; calls refer to them in order."""
     store, cleared = Store(tmp_path), {"role": "user", "content": "[cleared]"}

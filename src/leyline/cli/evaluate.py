@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -116,7 +118,11 @@ def debug_gym(
         if data is not None and not data.is_dir():
             fail(f"--data: {data} is no folder")
         require()
-        with Gym(find_python(python), shlex.split(sandbox or "")) as gym, progress() as bars:
+        with (
+            _ended_in_order(),
+            Gym(find_python(python), shlex.split(sandbox or "")) as gym,
+            progress() as bars,
+        ):
             on_start, on_episode = _bars(bars)
             results = evaluate(
                 endpoint,
@@ -129,6 +135,21 @@ def debug_gym(
                 on_episode=on_episode,
             )
         _finish(results, folder)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Told to end (SIGTERM), take along what was started, as for Ctrl-C."""
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+        sys.exit(143)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _arms(text: str) -> tuple[Arm, ...]:

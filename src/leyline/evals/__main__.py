@@ -38,6 +38,8 @@ def main(arguments: list[str] | None = None) -> None:
         shown = [Path(word).name if Path(word).is_absolute() else word for word in words]
         command = shlex.join(["python", "-m", "leyline.evals", *shown])
         results = replace(results, machine=machine(), command=command)
+        if len(results.episodes) < results.asked:
+            raise RuntimeError(f"not all episodes came to their end: {results.errors}")
         for file in save(results, given.out, "debug-gym", draw):
             out.print(str(file), highlight=False)
     except (MissingExtra, OSError, ValueError, RuntimeError) as trouble:
@@ -45,8 +47,6 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         out.print("interrupted")
         sys.exit(130)
-    if len(results.episodes) < results.asked:
-        sys.exit(f"leyline.evals: not all episodes came to their end: {results.errors}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from leyline import __version__
 from leyline.evals.arms import Body, Key, edited, new_mark
 from leyline.evals.endpoint import Reply, complete
 from leyline.evals.gym import Episode as Process
@@ -70,10 +71,11 @@ def run_episode(
     *,
     session: str,
     counts: bool,
+    concurrency: int = 1,
 ) -> Episode:
     """Run it and write it down. session: a name that no other episode has. counts: the server says
-    how many tokens it had cached. Raises CallError and GymError for what is no fault of the
-    agent's; the episode is then not finished."""
+    how many tokens it had cached. concurrency: of the evaluation. Raises CallError and GymError for
+    what is no fault of the agent's; the episode is then not finished."""
     job = {
         "task": key.task,
         "data": settings.data,
@@ -88,7 +90,7 @@ def run_episode(
             solved, reason = run.talk(process)
         except TimeUp:
             solved, reason = False, "time"
-        done = run.episode(solved, reason, time.perf_counter() - began)
+        done = run.episode(solved, reason, time.perf_counter() - began, concurrency)
         writer.end(done)
     return done
 
@@ -119,8 +121,9 @@ class _Run:
             else:
                 raise GymError(f"debug-gym failed: {value}")
 
-    def episode(self, solved: bool, reason: str, wall_s: float) -> Episode:
+    def episode(self, solved: bool, reason: str, wall_s: float, concurrency: int) -> Episode:
         replies = self.replies
+        told = {name: self.ready[name] for name in ("debug_gym", "python") if name in self.ready}
         counted = self.counts or not replies or any(r.cached is not None for r in replies)
         return Episode(
             arm=self.key.arm,
@@ -139,7 +142,8 @@ class _Run:
             model_s=sum(reply.seconds for reply in replies),
             wall_s=wall_s,
             digest=self.ready.get("digest", ""),
-            versions={k: self.ready[k] for k in ("debug_gym", "python") if k in self.ready},
+            versions={**told, "leyline": __version__},
+            concurrency=concurrency,
         )
 
     def _answer(self, asked: Body) -> dict[str, Any]:

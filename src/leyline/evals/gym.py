@@ -13,7 +13,9 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -39,6 +41,7 @@ OFFLINE = tuple(task for task in TASKS if task != "pandas_dataframe")
 """The others fetch what they work on."""
 
 _LAST = 2000
+_KILL_S = 5.0
 
 
 class GymError(RuntimeError):
@@ -165,17 +168,26 @@ class Episode:
         """The next message's kind and value. Raises GymError where the process is gone."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        if not line:
+        if not line.endswith("\n"):  # killed in the middle of it, say
             raise self._gone()
-        ((kind, value),) = json.loads(line).items()
+        try:
+            ((kind, value),) = json.loads(line).items()
+        except (AttributeError, ValueError) as trouble:
+            raise GymError(f"debug-gym's process said {line[:200]!r}, no message") from trouble
         return kind, value
 
     def kill(self) -> None:
-        """The process and what it started, but for what got away into a session of its own."""
-        try:
+        """The process and all it started: also what has a process group or session of its own, as
+        debug-gym's commands and debuggers do. Those are found by their home, where there is /proc;
+        not what was given another one."""
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
+        end = time.monotonic() + _KILL_S
+        while (left := list(_at_home(self._home.name))) and time.monotonic() < end:
+            for pid in left:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
 
     def close(self) -> None:
         self._timer.cancel()
@@ -208,11 +220,22 @@ class Episode:
         return GymError(f"debug-gym's process ended with code {code}: {said or 'it said nothing'}")
 
 
+def _at_home(home: str) -> Iterator[int]:
+    """Processes that were started with this home and are not dead."""
+    wanted = b"\0HOME=" + os.fsencode(home) + b"\0"
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if wanted in b"\0" + (folder / "environ").read_bytes():
+                yield int(folder.name)
+
+
 def _environment(python: Path, home: str) -> dict[str, str]:
-    """All that the process, and so its shell, knows."""
+    """All that the process, and so its shell, knows. With PIP_USER, pip installs nothing into the
+    environment, which all episodes share: in a virtual one it refuses."""
     return {
         "PATH": os.pathsep.join((str(python.parent), "/usr/local/bin", "/usr/bin", "/bin")),
         "HOME": home,
         "TMPDIR": home,
         "LANG": "C.UTF-8",
+        "PIP_USER": "1",
     }

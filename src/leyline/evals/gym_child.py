@@ -21,9 +21,15 @@ import json
 import os
 import platform
 import resource
+import selectors
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -47,8 +53,25 @@ TOOLS = ("bash", "view", "pdb", "edit", "eval")
 """As in debug-gym's own configuration for these tasks."""
 
 FILE_BYTES = 256 * 2**20
+STREAM_BYTES = 500_000
+"""Of what a command writes to one of its two outputs; of more, the beginning and the end."""
+MESSAGE_CHARACTERS = 1_010_000
+"""Of any tool's output: both of a command's, and what debug-gym says around them."""
+AFTER_KILL_S = 5.0
 READONLY = "*test*.py\n"
 IGNORED = "__pycache__/\n.pytest_cache/\n.debugignore\n.debugreadonly\n"
+DECIDING = (
+    "test.py",
+    "conftest.py",
+    "pytest.ini",
+    ".pytest.ini",
+    "pytest.toml",
+    ".pytest.toml",
+    "pyproject.toml",
+    "tox.ini",
+    "setup.cfg",
+)
+"""The tests, and what pytest reads beside them. A shell can change what `.debugreadonly` names."""
 
 
 class Stop(Exception):
@@ -117,9 +140,11 @@ def episode(wire: Wire, job: dict[str, Any], folder: Path) -> None:
     logger = DebugGymLogger("leyline", level="ERROR")
     source = Path(job["data"]) if job["data"] else wheel_data(debug_gym)
     codebase = prepared(source, job["task"], folder)
+    tests = deciding(codebase)
     versions = {"debug_gym": version("debug-gym"), "python": platform.python_version()}
     wire.put("ready", {**versions, "digest": digest(codebase)})
     task = {"task_name": job["task"], "codebase": codebase, "env_type": "mini_nightmare"}
+    LocalTerminal.run = run
     terminal = LocalTerminal(
         include_os_env_vars=False, env_vars=dict(os.environ), logger=logger, command_timeout=60
     )
@@ -130,11 +155,13 @@ def episode(wire: Wire, job: dict[str, Any], folder: Path) -> None:
     agent = FroggyAgent(agent_args=settings, llm=model_of(wire, logger), logger=logger)
     try:
         agent.run(env)
+        passed = bool(env.resolved)
+        same = deciding(Path(env.workspace.working_dir)) == tests
         wire.put(
             "done",
             {
-                "resolved": bool(env.resolved),
-                "reason": "solved" if env.resolved else "steps",
+                "resolved": passed and same,
+                "reason": "steps" if not passed else "solved" if same else "tests changed",
                 "score": env.score,
                 "max_score": env.max_score,
             },
@@ -156,6 +183,9 @@ def model_of(wire: Wire, logger: Any) -> Any:
             """Only to be far below the limit: debug-gym isn't to cut conversations by itself."""
             return [str(message.get("content")).split() for message in messages]
 
+        def convert_observation_to_message(self, observation: str, *rest: Any, **more: Any) -> Any:
+            return super().convert_observation_to_message(shortened(observation), *rest, **more)
+
         def need_to_be_retried(self, exception: Exception) -> bool:
             return False
 
@@ -168,6 +198,109 @@ def model_of(wire: Wire, logger: Any) -> Any:
 
     config = LLMConfig(model="any", context_limit=10**6, api_key="none", endpoint="none")
     return Piped("any", llm_config=config, logger=logger)
+
+
+def run(
+    terminal: Any,
+    entrypoint: str | list[str],
+    timeout: float | None = None,
+    raises: bool = False,
+    strip_output: bool = True,
+) -> tuple[bool, str]:
+    """In place of `LocalTerminal.run`, which kills only the shell of a command that takes too long,
+    and then waits for whatever else has its output open. Whether it went well, and what it printed.
+
+    strip_output: debug-gym has it so for commands; without, it reads a file, which is not cut.
+    """
+    limit = terminal.command_timeout if timeout is None else timeout
+    process = subprocess.Popen(
+        terminal.prepare_command(entrypoint),
+        env=terminal.env_vars,
+        cwd=terminal.working_dir,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        process_group=0,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    out, errors = Kept(), Kept()
+    with process.stdout, process.stderr:
+        pipes = {process.stdout.fileno(): out, process.stderr.fileno(): errors}
+        ended = drain(pipes, process, limit)
+        if not ended:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            drain(pipes, process, AFTER_KILL_S)
+    output = out.text() + errors.text()
+    if not ended:
+        late = f"Command timed out after {limit} seconds"
+        return False, f"{late}\nPartial output:\n{output.strip()}" if output.strip() else late
+    if raises and process.returncode:
+        raise ValueError(f"Failed to run command: {entrypoint}")
+    if strip_output:
+        output = output.strip("\r\n")
+    elif out.left_out:
+        return False, f"It is longer than {STREAM_BYTES:,} bytes"
+    return process.returncode == 0, output
+
+
+def drain(pipes: Mapping[int, Kept], process: subprocess.Popen[bytes], limit: float) -> bool:
+    """Read until all pipes are closed and the process has ended; False where `limit` seconds are
+    over before that."""
+    end = time.monotonic() + limit
+    with selectors.DefaultSelector() as selector:
+        for pipe in pipes:
+            selector.register(pipe, selectors.EVENT_READ)
+        while selector.get_map():
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            for ready, _ in selector.select(left):
+                if data := os.read(ready.fd, 65536):
+                    pipes[ready.fd].take(data)
+                else:
+                    selector.unregister(ready.fd)
+    try:
+        process.wait(max(0.0, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+class Kept:
+    """The beginning and the end of what comes; never more in memory than that."""
+
+    def __init__(self) -> None:
+        self._head, self._tail = bytearray(), bytearray()
+        self.left_out = 0
+
+    def take(self, data: bytes) -> None:
+        room = STREAM_BYTES // 2 - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        over = max(0, len(self._tail) - STREAM_BYTES // 2)
+        del self._tail[:over]
+        self.left_out += over
+
+    def text(self) -> str:
+        """With line ends as Python has them; what is no text is replaced."""
+        between = f"\n[… {self.left_out:,} bytes left out …]\n".encode() if self.left_out else b""
+        text = bytes(self._head + between + self._tail).decode(errors="replace")
+        return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def shortened(text: str) -> str:
+    """A tool's output as the model gets it."""
+    over = len(text) - MESSAGE_CHARACTERS
+    if over <= 0:
+        return text
+    half = MESSAGE_CHARACTERS // 2
+    return f"{text[:half]}\n[… {over:,} characters left out …]\n{text[-half:]}"
+
+
+def deciding(folder: Path) -> dict[str, bytes]:
+    """What decides whether the program in a folder passes."""
+    files = [folder / name for name in DECIDING]
+    return {file.name: file.read_bytes() for file in files if file.is_file()}
 
 
 def wheel_data(debug_gym: ModuleType) -> Path:

@@ -199,7 +199,29 @@ def _about_episodes(results: Results) -> list[str]:
     mixed = [task for task, found in digests.items() if len(found) > 1]
     if mixed:
         notes.append(f"Not all episodes had the same files: {', '.join(mixed)}.")
+    return [*notes, *_about_circumstances(results.episodes)]
+
+
+def _about_circumstances(episodes: Sequence[Episode]) -> list[str]:
+    """What differs between episodes that were run at different times."""
+    notes = []
+    beside = {each.concurrency for each in episodes}
+    if len(beside) > 1:
+        at = ", ".join(_or_unknown(n) for n in sorted(beside, key=lambda n: n or 0))
+        notes.append(
+            f"Not all episodes ran beside as many others ({at} at once): their seconds are not to "
+            "be compared."
+        )
+    for name in ("leyline", "debug_gym", "python"):
+        found = {each.versions.get(name) for each in episodes}
+        if len(found) > 1:
+            which = ", ".join(_or_unknown(it) for it in sorted(found, key=lambda it: it or ""))
+            notes.append(f"Not all episodes ran with the same {name}: {which}.")
     return notes
+
+
+def _or_unknown(what: object) -> str:
+    return "unknown" if what is None else str(what)
 
 
 def _about_counts(results: Results) -> list[str]:

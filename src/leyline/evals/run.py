@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ from leyline.replay.server import look
 
 IN_A_ROW = 3
 """So many episodes without an end, one after the other, and no more are begun."""
+
+_LEAVE_S = 2.0
+"""What threads get to come to an end where the evaluation is ended; a model's answer may take half
+an hour more, so they are left in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,7 @@ def evaluate(
 
 
 class _Work:
-    """Episodes by a pool of threads."""
+    """Episodes by threads, `concurrency` of them."""
 
     def __init__(
         self,
@@ -110,29 +115,55 @@ class _Work:
         self._counts = counts
         self._name = f"debug-gym-{uuid.uuid4().hex[:12]}"
         self._stop = threading.Event()
+        self._left = False
         self._lock = threading.Lock()
         self._failed = self._tried = 0
         self.errors: dict[str, str] = {}
 
     def all(self, keys: Sequence[Key]) -> str | None:
         """Run them. Returns why not all were tried, None if they were."""
-        pool = ThreadPoolExecutor(self._options.concurrency)
-        futures: list[Future[None]] = [
-            pool.submit(self._one, i, each) for i, each in enumerate(keys)
+        todo: queue.SimpleQueue[tuple[int, Key]] = queue.SimpleQueue()
+        for each in enumerate(keys):
+            todo.put(each)
+        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        # Daemons, as this process's end would wait for others.
+        threads = [
+            threading.Thread(target=self._some, args=(todo, ended), daemon=True)
+            for _ in range(min(self._options.concurrency, len(keys)))
         ]
         try:
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
+            for thread in threads:
+                thread.start()
+            for _ in threads:
+                trouble = ended.get()
+                if trouble is not None:
+                    raise trouble
         except BaseException:
+            self._left = True
             self._stop.set()
             self._gym.kill_all()  # else threads would wait for their processes
+            end = time.monotonic() + _LEAVE_S
+            for thread in threads:
+                if thread.is_alive():
+                    thread.join(max(0.0, end - time.monotonic()))
             raise
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
         if self._tried == len(keys):
             return None
         return f"{IN_A_ROW} episodes in a row came to no end"
+
+    def _some(
+        self,
+        todo: queue.SimpleQueue[tuple[int, Key]],
+        ended: queue.SimpleQueue[BaseException | None],
+    ) -> None:
+        """One thread's work: episodes until there are no more. Tells None, or what was wrong."""
+        try:
+            while True:
+                self._one(*todo.get_nowait())
+        except queue.Empty:
+            ended.put(None)
+        except BaseException as trouble:
+            ended.put(trouble)
 
     def _one(self, i: int, key: Key) -> None:
         if self._stop.is_set():
@@ -142,6 +173,8 @@ class _Work:
             trouble = None
         except (CallError, GymError) as error:
             trouble = str(error)
+        if self._left:
+            return
         with self._lock:
             self._tried += 1
             self._failed = 0 if trouble is None else self._failed + 1
@@ -160,4 +193,5 @@ class _Work:
             self._settings,
             session=f"{self._name}-{i}",
             counts=self._counts,
+            concurrency=self._options.concurrency,
         )

@@ -24,8 +24,10 @@ from leyline.evals.arms import ARMS, Arm, Key
 @dataclass(frozen=True, slots=True)
 class Episode:
     """How one ended. reason: solved, steps (all used up), context (a prompt longer than the server
-    takes), time, or what debug-gym couldn't read of an answer. Tokens and seconds are over its
-    calls; cached is None where the server doesn't count. wall_s has tools in it, too."""
+    takes), time, tests changed (they passed, but are not the task's), or what debug-gym couldn't
+    read of an answer. Tokens and seconds are over its calls; cached is None where the server
+    doesn't count. wall_s has tools in it, too. concurrency: so many ran at once; None in records
+    that don't say."""
 
     arm: Arm
     task: str
@@ -43,6 +45,7 @@ class Episode:
     wall_s: float
     digest: str = ""
     versions: dict[str, str] = field(default_factory=dict)
+    concurrency: int | None = None
 
     @property
     def key(self) -> Key:

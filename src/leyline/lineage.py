@@ -155,12 +155,17 @@ class Lineages:
 
         An expired one stays until `expire` or `put` hands it out.
         """
+        lineage = self.peek(owner, session)
+        if lineage is not None:
+            lineage.touched = self._clock()
+            self._held.move_to_end((owner, session))
+        return lineage
+
+    def peek(self, owner: str, session: str) -> Lineage | None:
+        """The same, but it stays as recent as it was: for who only looks."""
         lineage = self._held.get((owner, session))
-        now = self._clock()
-        if lineage is None or now - lineage.touched > self.ttl_s:
+        if lineage is None or self._clock() - lineage.touched > self.ttl_s:
             return None
-        lineage.touched = now
-        self._held.move_to_end((owner, session))
         return lineage
 
     def put(self, lineage: Lineage) -> list[Lineage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -54,8 +55,15 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page on which any console error, violation of the policy or failed script is a failure."""
+def expected() -> list[str]:
+    """Words of console errors that a test means to cause."""
+    return []
+
+
+@pytest.fixture
+def page(browser: Browser, expected: list[str]) -> Iterator[Page]:
+    """A page on which any other console error, violation of the policy or failed script is a
+    failure."""
     context = browser.new_context(viewport={"width": 1100, "height": 900})
     page = context.new_page()
     page.set_default_timeout(120_000)  # the machine may be busy
@@ -68,7 +76,9 @@ def page(browser: Browser) -> Iterator[Page]:
     yield page
     context.close()
     # A browser reports an answer that is no 200 by itself, whatever the page makes of it.
-    assert [each for each in troubles if "status of 401" not in each and "ERR_" not in each] == []
+    known = ("status of 401", "ERR_", *expected)
+    assert [each for each in troubles if not any(words in each for words in known)] == []
+    assert all(any(words in each for each in troubles) for words in expected)
 
 
 @pytest.fixture
@@ -111,8 +121,11 @@ def test_bars_appear_while_requests_run(page: Page, fresh: Running) -> None:
         turn(page, 1).wait_for()
         assert page.locator(".turn").count() == 1
         http.delete("/v1/leyline/sessions/second")
-        page.get_by_text("This session was dropped or expired").wait_for()
+        page.get_by_text("Nothing is on record for this session").wait_for()
         assert page.locator(".turn").count() == 0
+        ask(http, "second", history(1, 7))
+        turn(page, 1).wait_for()
+        page.get_by_text("Nothing is on record").wait_for(state="detached")
 
 
 def touch(http: httpx.Client, session: str) -> None:
@@ -159,10 +172,90 @@ def test_the_list_of_sessions_keeps_the_focus(page: Page, fresh: Running) -> Non
         assert page.locator("#sessions bdi").all_inner_texts() == ["first", "second"]
 
 
+def test_a_fault_of_the_page_is_not_put_on_the_server(
+    page: Page, fresh: Running, expected: list[str]
+) -> None:
+    expected.append("broken")
+    page.add_init_script("Element.prototype.insertBefore = () => { throw new Error('broken'); };")
+    with fresh.http() as http:
+        touch(http, "some")
+    open_page(page, fresh)
+    page.get_by_text("This page failed (broken)").wait_for()
+    assert "does not answer" not in page.locator("#state").inner_text()
+
+
 def test_a_stream_that_the_page_can_not_follow_is_given_up(page: Page, fresh: Running) -> None:
     page.add_init_script("JSON.parse = () => { throw new Error('broken'); };")
     with page.expect_event("requestfailed", lambda request: "/events" in request.url):
         open_page(page, fresh)
+    page.get_by_text("The server says what this page can't read (broken)").wait_for()
+
+
+def test_the_sum_stays_when_a_session_begins_anew(page: Page, fresh: Running) -> None:
+    """The list comes first, then the turns of another record: told together, without an end."""
+    with fresh.http() as http:
+        ask(http, "anew", history(1))
+        fresh.settled()
+        listed = http.get("/v1/leyline/sessions").json()
+        told = http.get("/v1/leyline/turns", params={"session": "anew"}).json()
+    later = {**told, "record": told["record"] + 1}
+    said = [("sessions", listed), ("turns", told), ("sessions", listed), ("turns", later)]
+    stream = "".join(f"event: {name}\ndata: {json.dumps(value)}\n\n" for name, value in said)
+    page.route("**/v1/leyline/events*", lambda route: route.fulfill(body=stream))
+    page.goto(f"{fresh.url}/leyline#anew")
+    page.get_by_text("The server does not answer").wait_for()  # when all of it was read
+    assert page.locator("#session-sum").inner_text().startswith("1 turn: ")
+    assert turn(page, 1).is_visible()
+
+
+def test_another_session_is_named_and_asked_for_at_once(page: Page) -> None:
+    """Also while the server is away: without waiting for the next try."""
+    page.add_init_script(
+        "const later = window.setTimeout;"
+        "window.setTimeout = (go, ms) => (ms >= 500 && ms <= 10_000 ? 0 : later(go, ms));"
+    )
+    with running(tiny_engine()) as server:
+        with server.http() as http:
+            for name in ("first", "second"):
+                ask(http, name, history(1))
+        page.goto(f"{server.url}/leyline#first")
+        turn(page, 1).wait_for()
+        page.locator("#session-sum", has_text="1 turn").wait_for()
+    page.get_by_text("The server does not answer").wait_for()
+    entry = page.locator("#sessions button", has_text="second")
+    with page.expect_request(lambda asked: "session=second" in asked.url):
+        entry.click()
+    assert page.locator("#session-name").inner_text() == "second"
+    assert page.locator("#sessions [aria-current=true]").all_inner_texts() == [entry.inner_text()]
+    assert page.locator("#session-sum").inner_text() == ""
+    assert page.locator(".turn").count() == 0
+
+
+def test_the_text_is_reached_and_left_by_keyboard(page: Page, fresh: Running) -> None:
+    with fresh.http() as http:
+        run_agent(http, "keys", 2)
+    open_page(page, fresh)
+    focused = """() => {
+        const it = document.activeElement;
+        const place = [...it.parentElement.parentElement.querySelectorAll(".cell")].indexOf(it);
+        return it.id || `${it.closest(".turn")?.dataset.turn}: ${place}`; }"""
+    panel = page.locator("#panel")
+    turn(page, 2).locator(".cell").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert page.evaluate(focused) == "panel-texts"
+    page.locator("#panel-texts pre").first.wait_for()
+    page.keyboard.press("Escape")
+    assert panel.is_hidden() and page.evaluate(focused) == "2: 1"
+    page.keyboard.press("Space")
+    assert panel.is_visible() and page.evaluate(focused) == "panel-texts"
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate(focused) == "panel-close"
+    page.keyboard.press("Enter")
+    assert panel.is_hidden() and page.evaluate(focused) == "2: 1"
+    # A click leaves the focus where it is.
+    turn(page, 1).locator(".cell").first.click()
+    assert panel.is_visible() and page.evaluate(focused) == "1: 0"
 
 
 def test_widths_and_words_are_the_numbers(page: Page, fresh: Running) -> None:

@@ -13,11 +13,11 @@ import pytest
 from agent_run import ask, history, run_agent, turns_of
 from tiny_server import Running, running, tiny_engine, tiny_tokenizer, until, words
 
-from leyline.channel import Channel
+from leyline.channel import Channel, EngineError
 from leyline.engine.engine import Engine
-from leyline.engine.request import Request, Sampling
+from leyline.engine.request import Failed, Request, Sampling
 from leyline.server.inspect.page import PATHS
-from leyline.server.inspect.records import Bounds, Records, Sent, Turn
+from leyline.server.inspect.records import Bounds, Recording, Records, Sent, Turn
 from leyline.server.limits import Settings
 
 SECRET = "the password is swordfish"
@@ -135,6 +135,17 @@ def test_a_dropped_session_is_off_the_record(http: httpx.Client, scrub: bool) ->
     assert [turn["number"] for turn in turns_of(http, name)] == [1]
 
 
+def test_a_session_that_is_not_there_yet(http: httpx.Client) -> None:
+    """Said once; a page that a restarted server knows nothing for must not go on showing turns."""
+    with events(http, session="not yet") as stream:
+        assert [next(stream)[0], next(stream)[0]] == ["sessions", "gone"]
+        ask(http, "not yet", history(1))
+        names = [next(stream)[0]]
+        while names[-1] != "turns":
+            names.append(next(stream)[0])
+        assert "gone" not in names
+
+
 def test_a_session_that_gives_way_is_off_the_record() -> None:
     with running(tiny_engine(max_sessions=2)) as server, server.http() as http:
         for name in ("first", "second", "third"):
@@ -157,6 +168,84 @@ def test_an_expired_session_is_off_the_record() -> None:
         assert [each.name for each in records.sessions("")] == ["young"]
         now[0] = 111
         assert records.sessions("") == []
+
+
+def begun(records: Records, session: str) -> Recording:
+    """A request that is about to be submitted."""
+    recording = records.recording(Channel(session), "completions")
+    assert recording is not None
+    recording.begin()
+    return recording
+
+
+def test_a_turn_that_comes_after_the_end_is_the_first_of_a_new_session() -> None:
+    """Idle for longer than sessions live, an engine drops them when the next request wakes it: that
+    one is on record already."""
+    now = [0.0]
+    records = Records(Bounds(ttl_s=60), clock=lambda: now[0])
+    with tiny_engine(session_ttl_s=60) as engine:
+        engine.store.lineages._clock = lambda: now[0]
+        engine.on_drop(records.drop)
+        record(engine, records, "agent", 5)
+        before = records.turns("", "agent")
+        now[0] = 100
+        record(engine, records, "agent", 6)
+        record(engine, records, "agent", 7)
+        after = records.turns("", "agent")
+    assert before is not None and after is not None and before.serial != after.serial
+    assert [(turn.number, turn.state) for turn in after.turns] == [(1, "done"), (2, "done")]
+
+
+def test_a_session_that_gives_way_keeps_the_turn_that_runs() -> None:
+    records = Records()
+    with tiny_engine(max_sessions=1) as engine:
+        engine.on_drop(records.drop)
+        record(engine, records, "first", 5)
+        record(engine, records, "first", 6)
+        before = records.turns("", "first")
+        recording = begun(records, "first")
+        record(engine, records, "second", 7)
+    after = records.turns("", "first")
+    assert before is not None and after is not None and before.serial != after.serial
+    assert [(turn.number, turn.state) for turn in after.turns] == [(1, "waiting")]
+    (session,) = (each for each in records.sessions("") if each.name == "first")
+    assert (session.begun, session.prompt, session.computed) == (1, 0, 0)
+    recording.observe(Failed(EngineError("gone", "it is over")))
+    assert [turn.state for turn in turns_in(records, "first")] == ["failed"]
+    records.drop("", "first")
+    assert records.turns("", "first") is None
+    assert records._shares.keys() == {""} and len(records._shares[""].order) == 1
+
+
+def test_records_of_waiting_turns_are_bounded_too() -> None:
+    now = [0.0]
+    records = Records(Bounds(sessions=2, ttl_s=60), clock=lambda: now[0])
+    for name in "abc":
+        begun(records, name)
+    assert [each.name for each in records.sessions("")] == ["c", "b"]
+    now[0] = 100
+    assert len(records.sessions("")) == 2  # they are not idle
+
+
+def test_a_session_deleted_while_it_runs_is_off_the_record(http: httpx.Client) -> None:
+    body = {"prompt": words(9), "max_tokens": 5000, "stream": True, "ignore_eos": True}
+    with http.stream(
+        "POST", "/v1/completions", json={**body, "leyline": {"session": "running"}}
+    ) as answer:
+        next(answer.iter_lines())
+        assert [turn["state"] for turn in turns_of(http, "running")] == ["running"]
+        assert http.delete("/v1/leyline/sessions/running").status_code == 200
+    assert http.get("/v1/leyline/turns", params={"session": "running"}).status_code == 404
+
+
+def test_a_look_keeps_no_session_longer() -> None:
+    with running(tiny_engine(max_sessions=2)) as server, server.http() as http:
+        for name in ("first", "second"):
+            ask(http, name, history(1, len(name)))
+        assert http.get("/v1/leyline/sessions/first").json()["cached"] > 0
+        ask(http, "third", history(1, 9))
+        assert http.get("/v1/leyline/sessions/first").status_code == 404
+        assert http.get("/v1/leyline/sessions/second").status_code == 200
 
 
 def test_records_go_when_the_engine_is_reset() -> None:

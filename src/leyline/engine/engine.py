@@ -266,10 +266,11 @@ class Engine:
     # -- sessions and state ----------------------------------------------------------------------
 
     def session(self, owner: str, session: str) -> SessionView | None:
-        """What is cached for a session; None if it is unknown to this owner."""
+        """What is cached for a session; None if it is unknown to this owner. A look: it expires and
+        gives way as if nobody had asked."""
 
         def view() -> SessionView | None:
-            lineage = self.store.lineages.get(owner, session)
+            lineage = self.store.lineages.peek(owner, session)
             if lineage is None:
                 return None
             return SessionView(

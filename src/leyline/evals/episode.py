@@ -123,7 +123,7 @@ class _Run:
 
     def episode(self, solved: bool, reason: str, wall_s: float, concurrency: int) -> Episode:
         replies = self.replies
-        told = {name: self.ready[name] for name in ("debug_gym", "python") if name in self.ready}
+        told = {k: v for k, v in self.ready.items() if k in ("debug_gym", "python")}
         counted = self.counts or not replies or any(r.cached is not None for r in replies)
         return Episode(
             arm=self.key.arm,

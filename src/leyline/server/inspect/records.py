@@ -9,7 +9,6 @@ numbers and lose their text, as it is not known where in them the span was.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import logging
@@ -30,6 +29,7 @@ from leyline.channel import Channel, Report
 from leyline.engine.request import Delta, Done, Event, Failed, Started
 from leyline.policy import Applied
 from leyline.server.errors import ApiError
+from leyline.server.inspect.watcher import Watcher
 
 log = logging.getLogger("leyline.server")
 
@@ -85,6 +85,10 @@ class State(StrEnum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        return self in (State.DONE, State.FAILED)
 
 
 @dataclass(slots=True)
@@ -147,6 +151,20 @@ class Session:
     prompt: int = 0
     computed: int = 0
     reprefill: int = 0
+
+    def count(self, report: Report) -> None:
+        self.prompt += report.prompt
+        self.computed += report.computed
+        self.reprefill += 0 if report.outline is None else report.outline.reprefill
+
+    def begin_anew(self, serial: int, turns: list[Turn]) -> None:
+        """Be another session of this name, which has only these of its turns."""
+        self.serial, self.turns, self.begun = serial, deque(turns), len(turns)
+        self.prompt = self.computed = self.reprefill = 0
+        for number, turn in enumerate(turns, 1):
+            turn.number = number
+            if turn.report is not None:
+                self.count(turn.report)
 
 
 @dataclass(slots=True)
@@ -253,25 +271,33 @@ class Records:
                     "rate_limit_error",
                     code="too_many_streams",
                 )
-            watcher = Watcher(self, owner)
+            watcher = Watcher(owner, self._leave)
             self._watchers.add(watcher)
             return watcher
 
-    def leave(self, watcher: Watcher) -> None:
-        """Tell this one nothing more."""
+    def _leave(self, watcher: Watcher) -> None:
         with self._lock:
             self._watchers.discard(watcher)
 
     # -- ends ------------------------------------------------------------------------------------
 
     def drop(self, owner: str, session: str) -> None:
-        """Forget all turns of a session."""
+        """Forget a session's turns, but for those that wait or run: they came after what ended it,
+        and are the first of one that begins anew. A session that is deleted has none."""
         with self._lock:
-            held = self._held.pop((owner, session), None)
-            if held is not None:
-                while held.turns:
-                    self._let_go(held)
-                self._tell(owner)
+            held = self._held.get((owner, session))
+            if held is None:
+                return
+            left = [turn for turn in held.turns if not turn.state.ended]
+            if not left:
+                self._remove(held)
+                return
+            for turn in held.turns:
+                if turn.state.ended:
+                    self._let_go(owner, turn)
+            held.begin_anew(next(self._serial), left)
+            for turn in left:
+                self._changed(held, turn, summary=True)
 
     def expire(self) -> None:
         """Drop the sessions that were idle for too long."""
@@ -301,7 +327,7 @@ class Records:
         self._shares.setdefault(owner, Share()).order[turn.order] = session
         self._resize(owner, turn, turn.sent.size if turn.sent else 0)
         while len(session.turns) > self.bounds.turns:
-            self._let_go(session)
+            self._let_go(owner, session.turns.popleft())
         self._changed(session, turn, summary=True)
         self._fit()
         return session
@@ -321,11 +347,9 @@ class Records:
             report = replace(
                 report, outline=replace(outline, tokens=outline.tokens.astype(np.int32))
             )
-            session.reprefill += outline.reprefill
             gone = sum(each.tokens.nbytes for each in outline.evicted if each.tokens is not None)
             self._resize(session.owner, turn, 4 * len(outline.tokens) + gone)
-        session.prompt += report.prompt
-        session.computed += report.computed
+        session.count(report)
         turn.report, turn.state = report, State.RUNNING
         if turn.wiped:
             turn.wipe()
@@ -353,27 +377,34 @@ class Records:
         if turn.kept:
             self._shares[owner].size += by
 
-    def _let_go(self, session: Session) -> None:
-        """Keep a session's oldest turn no more. It may still run, and be recorded for nobody."""
-        turn, share = session.turns.popleft(), self._shares[session.owner]
+    def _remove(self, session: Session) -> None:
+        """Hold a session no more."""
+        del self._held[session.owner, session.name]
+        while session.turns:
+            self._let_go(session.owner, session.turns.popleft())
+        self._tell(session.owner)
+
+    def _let_go(self, owner: str, turn: Turn) -> None:
+        """Keep a turn no more. It may still run, and be recorded for nobody."""
+        share = self._shares[owner]
         del share.order[turn.order]
         share.size -= turn.size
         turn.kept = False
         if not share.order:
-            del self._shares[session.owner]
+            del self._shares[owner]
 
     def _fit(self) -> None:
         """Until all bounds hold, drop the least recent session, or the oldest turn, of the owner
         who has the most: nobody can push out what others have."""
         while len(self._held) > self.bounds.sessions:
             most = Counter(owner for owner, _ in self._held).most_common(1)[0][0]
-            self.drop(*next(key for key in self._held if key[0] == most))
+            self._remove(next(each for each in self._held.values() if each.owner == most))
         while sum(share.size for share in self._shares.values()) > self.bounds.size:
             largest = max(self._shares.values(), key=lambda share: share.size)
             session = next(iter(largest.order.values()))
-            self._let_go(session)
+            self._let_go(session.owner, session.turns.popleft())
             if not session.turns:
-                self.drop(session.owner, session.name)
+                self._remove(session)
 
     def _tell(self, owner: str) -> None:
         for watcher in self._watchers:
@@ -434,43 +465,6 @@ class Recording:
                     turn.reason = str(getattr(error, "reason", "") or type(error).__name__)
                     turn.error = None if turn.wiped else str(error)
             self._records._changed(session, turn, summary=not isinstance(event, Delta))
-
-
-class Watcher:
-    """Somebody who waits for changes on an event loop. As a context manager: until it ends."""
-
-    def __init__(self, records: Records, owner: str) -> None:
-        self.owner = owner
-        self._records = records
-        self._loop = asyncio.get_running_loop()
-        self._event = asyncio.Event()
-        self._told = False
-
-    def wake(self) -> None:
-        """Something changed; any thread."""
-        if self._told:
-            return
-        self._told = True
-        try:
-            self._loop.call_soon_threadsafe(self._event.set)
-        except RuntimeError:  # the loop was closed under us: nobody is listening
-            pass
-
-    async def wait(self, seconds: float, pace: float) -> None:
-        """Until something has changed since the last call, `pace` to `seconds` seconds."""
-        try:
-            await asyncio.wait_for(self._event.wait(), seconds)
-        except TimeoutError:
-            return
-        await asyncio.sleep(pace)
-        self._event.clear()
-        self._told = False
-
-    def __enter__(self) -> Watcher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._records.leave(self)
 
 
 def _removes(report: Report) -> bool:

@@ -17,8 +17,9 @@ from starlette.types import Receive, Scope, Send
 from leyline.api.inspect import SessionList, TurnList
 from leyline.api.leyline_object import check_session
 from leyline.server.errors import ApiError
-from leyline.server.inspect.records import Records, Watcher
+from leyline.server.inspect.records import Records
 from leyline.server.inspect.view import Texts, session_list, turn_list
+from leyline.server.inspect.watcher import Watcher
 from leyline.server.limits import STREAM_PATH
 from leyline.server.prepare import State
 from leyline.server.stream import STREAM_START, ClientGone, data, while_connected
@@ -61,8 +62,8 @@ async def turns(
 
 @router.get(STREAM_PATH)
 async def events(request: Request, session: str | None = None, last: Last = None) -> Response:
-    """Events `sessions`, `turns` and `gone` (of `session`), and `alive`: what changed since the one
-    before."""
+    """Events `sessions`, `turns` and `gone` (`session` is not on record, or no longer), and
+    `alive`: what changed since the one before."""
     if session is not None:
         check_session(session)
     return Stream(request, session, last)
@@ -83,6 +84,7 @@ class Stream(Response):
         self._sessions: SessionList | None = None
         self._record: int | None = None
         self._version = 0
+        self._said_gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._records.watch(self._owner) as watcher:
@@ -117,8 +119,10 @@ class Stream(Response):
             # The session began anew: all of its turns are news.
             seen = records.turns(owner, session, self._last)
         if seen is None:
-            known, self._record, self._version = self._record, None, 0
-            return [_event("gone")] if known is not None else []
+            said, self._said_gone = self._said_gone, True
+            self._record, self._version = None, 0
+            return [] if said else [_event("gone")]
+        self._said_gone = False
         self._record, self._version = seen.serial, seen.version
         if not seen.turns:
             return []

@@ -9,6 +9,9 @@ export class NeedsKey extends Error {}
 /** The server refused, with its own sentence. */
 export class Refused extends Error {}
 
+/** The server says what is no event. */
+export class Unreadable extends Error {}
+
 export const key = {
   get: () => sessionStorage.getItem(KEY),
   set: (value) => sessionStorage.setItem(KEY, value),
@@ -69,7 +72,15 @@ function tell(event, on) {
     if (line.startsWith("event: ")) name = line.slice(7);
     else if (line.startsWith("data: ")) data += line.slice(6);
   }
-  on(name, JSON.parse(data));
+  on(name, parsed(data));
+}
+
+function parsed(data) {
+  try {
+    return JSON.parse(data);
+  } catch (error) {
+    throw new Unreadable(error.message);
+  }
 }
 
 async function ask(path, parameters, signal) {

@@ -1,12 +1,14 @@
 // The page: which session, its turns as they come, and whether the server is there.
 
 import { legend, total } from "./bar.js";
-import { NeedsKey, Refused, follow, key } from "./data.js";
+import { NeedsKey, Refused, Unreadable, follow, key } from "./data.js";
 import { $, clock, count, el, some } from "./dom.js";
 import { Panel } from "./panel.js";
 import { Turn } from "./turn.js";
 
 const FIRST = 50; // turns to begin with, and more at a time
+const GONE = "Nothing is on record for this session: not used yet, dropped, or expired.";
+const NO_EVENT = "The server says what this page can't read";
 const PATIENCE_MS = [500, 1000, 2000, 5000, 10_000];
 
 const turns = new Map(); // by number
@@ -14,6 +16,7 @@ const entries = new Map(); // of the list of sessions, by name
 let session = named();
 let last = FIRST;
 let record = null;
+let isGone = false; // the server has nothing of the session
 let connection = new AbortController();
 
 const panel = new Panel(
@@ -34,8 +37,13 @@ function named() {
 function choose(name) {
   if (name === session) return;
   session = name;
+  isGone = false;
   last = FIRST;
   empty();
+  // At once: the server may be away.
+  $("session-name").textContent = name;
+  $("session-sum").textContent = "";
+  for (const [each, item] of entries) mark(each, item);
   history.replaceState(null, "", `#${encodeURIComponent(name)}`);
   connection.abort();
 }
@@ -45,7 +53,6 @@ function empty() {
   record = null;
   panel.clear();
   $("turns").replaceChildren();
-  $("session-sum").textContent = "";
   $("older").hidden = true;
 }
 
@@ -62,13 +69,13 @@ const on = {
     $("more-sessions").textContent = more ? `and ${count(more)} more` : "";
     $("session-name").textContent = session ?? "";
     const mine = sessions.find((each) => each.session === session);
-    const unlisted = !mine && more > 0; // whether it is gone is not known from a list cut short
-    if (!mine && !unlisted) empty();
-    const none = unlisted ? "Its sum is not listed." : "Nothing is on record for this session.";
+    // A list cut short may lack a session that is there.
+    const none = isGone ? GONE : more ? "Its sum is not listed." : "";
     $("session-sum").textContent = mine ? sum(mine) : none;
   },
 
   turns(found) {
+    isGone = false;
     if (record !== null && record !== found.record) empty();
     record = found.record;
     for (const each of found.turns) put(each);
@@ -81,7 +88,8 @@ const on = {
 
   gone() {
     empty();
-    $("session-sum").textContent = "This session was dropped or expired, and its record with it.";
+    isGone = true;
+    $("session-sum").textContent = GONE;
   },
 
   alive() {},
@@ -128,8 +136,12 @@ function entry(each) {
   const item = entries.get(each.session) ?? newEntry(each.session);
   const about = `${some(each.turns, "turn")}, ${each.state}, ${clock(each.active)}`;
   item.querySelector("small").textContent = about;
-  item.querySelector("button").setAttribute("aria-current", String(each.session === session));
+  mark(each.session, item);
   return item;
+}
+
+function mark(name, item) {
+  item.querySelector("button").setAttribute("aria-current", String(name === session));
 }
 
 function newEntry(name) {
@@ -158,27 +170,55 @@ async function connect() {
     connection = new AbortController();
     const { signal } = connection;
     let trouble = "The server does not answer. What is here is what it last said; trying again …";
+    let broken = null;
     try {
       await follow(session, last, signal, (name, data) => {
         failures = 0;
-        if (!signal.aborted) on[name]?.(data);
+        if (signal.aborted) return;
+        try {
+          on[name]?.(data);
+        } catch (error) {
+          broken = error;
+          throw error;
+        }
       });
     } catch (error) {
+      if (error === broken) return fault(error);
       if (signal.aborted) continue; // another session was chosen
       if (error instanceof NeedsKey) return askKey(error);
       if (error instanceof Refused) trouble = `The server refuses: ${error.message}`;
+      if (error instanceof Unreadable) trouble = `${NO_EVENT} (${error.message}); trying again …`;
     }
     if (signal.aborted) continue;
     say(trouble, true);
     const wait = PATIENCE_MS[Math.min(failures++, PATIENCE_MS.length - 1)];
-    await new Promise((resolve) => setTimeout(resolve, wait));
+    await pause(wait, signal);
   }
+}
+
+/** Until so many milliseconds are over, or another session is chosen. */
+function pause(wait, signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, wait);
+    const end = () => {
+      clearTimeout(timer);
+      resolve();
+    };
+    signal.addEventListener("abort", end, { once: true });
+  });
+}
+
+/** A fault of this page's: no server can mend it. */
+function fault(error) {
+  console.error(error);
+  say(`This page failed (${error.message}); please reload it, and report this.`, true);
 }
 
 function askKey(error) {
   const wrong = key.get() !== null;
   key.drop();
   empty();
+  $("session-sum").textContent = "";
   for (const id of ["look", "empty", "sign-out"]) $(id).hidden = true;
   list([]);
   $("ask-key").hidden = false;

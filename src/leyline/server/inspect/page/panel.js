@@ -10,11 +10,13 @@ export class Panel {
     this.turnOf = turnOf;
     this.sessionOf = sessionOf;
     this.active = null;
+    this.number = null; // of the turn that is shown
     this.pinned = false;
+    this.closing = false;
     this.texts = new Map();
     list.addEventListener("pointerover", (event) => this.point(event));
     list.addEventListener("focusin", (event) => this.show(event.target.closest(".cell"), true));
-    list.addEventListener("click", (event) => this.show(event.target.closest(".cell"), true));
+    list.addEventListener("click", (event) => this.click(event));
     list.addEventListener("keydown", (event) => this.walk(event));
     $("panel-before").addEventListener("click", () => this.step(-1));
     $("panel-after").addEventListener("click", () => this.step(1));
@@ -29,11 +31,22 @@ export class Panel {
   }
 
   close() {
-    this.active?.classList.remove("active");
+    const cell = this.active;
+    const within = $("panel").contains(document.activeElement);
+    cell?.classList.remove("active");
     this.active = null;
     this.pinned = false;
     $("panel").hidden = true;
     $("panel-texts").replaceChildren();
+    if (within) this.back(cell);
+  }
+
+  /** The focus, which would be lost with the panel, to where it came from: not to show it again. */
+  back(cell) {
+    const bar = document.querySelector(`.turn[data-turn="${this.number}"] .cell[tabindex="0"]`);
+    this.closing = true;
+    (cell?.isConnected ? cell : bar)?.focus();
+    this.closing = false;
   }
 
   /** The turns changed. A bar that did was made anew: what it said may have to be forgotten. */
@@ -46,8 +59,15 @@ export class Panel {
     if (cell !== null && event.pointerType === "mouse" && !this.pinned) this.show(cell, false);
   }
 
+  /** By keyboard, on to the text: with Tab it would be behind all older turns. */
+  click(event) {
+    const cell = event.target.closest(".cell");
+    this.show(cell, true);
+    if (cell !== null && event.detail === 0) $("panel-texts").focus();
+  }
+
   show(button, pin) {
-    if (button === null) return;
+    if (button === null || this.closing) return;
     this.active?.classList.remove("active");
     this.active = button;
     this.pinned = pin;
@@ -55,6 +75,7 @@ export class Panel {
     for (const each of button.closest(".bar").querySelectorAll(".cell")) each.tabIndex = -1;
     button.tabIndex = 0;
     const turn = this.turnOf(button);
+    this.number = turn.number;
     $("panel").hidden = false;
     if (pin) button.scrollIntoView({ block: "nearest" }); // out from behind the panel
     $("panel-title").textContent = `Turn ${turn.number}`;

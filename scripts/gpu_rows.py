@@ -223,9 +223,10 @@ def _compare(
     for layer in range(shape.layers):
         exact = rotate_reference(old[layer], shifts, shape.spec, shape.start)
         over = (new[layer].double() - exact).abs() - _bound(shape, old[layer], exact)
-        if bool((over > 0).any()):
+        wrong = ~(over <= 0)  # also what is no number
+        if bool(wrong.any()):
             faults.append(
-                f"layer {layer}: {int((over > 0).sum())} elements off by more than one rounding"
+                f"layer {layer}: {int(wrong.sum())} elements off by more than one rounding"
             )
             break
     return faults

@@ -42,6 +42,8 @@ WRONG = {
     "launch=gpu_rows.rotate_triton.launch, **k: launch(*a[:6], a[6] - 1, **k)",
     "writes one slot on": "gpu_rows.rotate_triton.launch = lambda *a, "
     "launch=gpu_rows.rotate_triton.launch, **k: launch(*a[:3], (a[3] + 1) % 120, *a[4:], **k)",
+    "writes NaN where it turns": "T = gpu_rows.rotate_triton.Turns; "
+    "T.of = lambda *a, of=T.of: (lambda t: T(t.which, t.tables * float('nan')))(of(*a))",
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from leyline.policy import PLACEHOLDER, clear_tool_outputs
-from leyline.traces import TraceError, calls, load_traces
+from leyline.traces import Session, TraceError, calls, gaps_of, load_traces
 
 GOOD = {"session": "s", "messages": [{"role": "user", "content": "a\u2028b"}], "gaps_ms": []}
 
@@ -31,6 +31,21 @@ def test_calls_replay_the_session() -> None:
         n = len(call.messages)
         assert call.messages == list(session.messages[:n])
         assert session.messages[n] == {"role": "assistant", "content": call.answer}
+
+
+def test_a_greeting_is_no_call() -> None:
+    """Nobody asked for it: it is context of the calls behind it, and gaps stay with theirs."""
+    plain = load_traces()[0]
+    greeting = {"role": "assistant", "content": "How can I help?"}
+    greeted = Session("greeted", (greeting, *plain.messages), (7.5, *plain.gaps_ms))
+    found = list(calls(greeted))
+    assert [call.answer for call in found] == [call.answer for call in calls(plain)]
+    assert [call.messages for call in found] == [[greeting, *c.messages] for c in calls(plain)]
+    assert gaps_of(greeted) == gaps_of(plain) == plain.gaps_ms
+    assert len(gaps_of(greeted)) == len(found) - 1
+    for messages in ((), (greeting,)):
+        alone = Session("alone", messages, ())
+        assert not list(calls(alone)) and gaps_of(alone) == ()
 
 
 def test_policy_on_a_real_session() -> None:

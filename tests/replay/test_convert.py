@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_server import tiny_tokenizer
 from typer.testing import CliRunner
 
 from leyline import cli
+from leyline.replay.arms import ARMS, jobs_of
+from leyline.replay.ceiling import ceiling
 from leyline.replay.convert import convert
 from leyline.traces import TraceError, calls, load_traces, save_traces, take
 
@@ -83,6 +86,23 @@ def test_conversations_are_told_apart(tmp_path: Path) -> None:
     )
     assert [m["content"] for m in first.messages] == ["Fix it.", ACT_TEXT]
     assert [m["content"] for m in second.messages] == ["Fix it.", "Done.", "Another.", ACT_TEXT]
+
+
+def test_a_greeting_is_no_answer(tmp_path: Path) -> None:
+    """Logs of chats often begin with one."""
+    hello = {"role": "assistant", "content": "How can I help?"}
+    request = {"messages": [hello, TASK]}
+    (session,) = convert(
+        log(tmp_path, {"messages": [hello]}, request, {**request, **answered(DONE)})
+    )
+    assert session.messages == (hello, TASK, DONE)
+    (job,) = jobs_of([session])
+    assert job.calls == (([hello, TASK], "Done."),)
+    for arm in ARMS:
+        ((prompt, cached),) = ceiling(tiny_tokenizer(), [job], arm, keep=2).values()
+        assert prompt > 0 and cached == 0
+    with pytest.raises(TraceError, match="no model's answer"):
+        convert(log(tmp_path, request))
 
 
 def test_roles_by_other_names(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from tiny_server import Running, tiny_tokenizer
 from typer.testing import CliRunner
 
 from leyline import cli
+from leyline.replay.arms import jobs_of
 from leyline.tiny import tiny_model
-from leyline.traces import save_traces
+from leyline.traces import load_traces, save_traces
 
 WIDE = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
 
@@ -64,6 +65,26 @@ def test_report_pictures_and_json(
     assert "no more than these ran at once" in page
     for name in ("hit_rate.png", "first_token.png"):
         assert (out / name).read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_trace_that_begins_with_a_greeting(
+    server: Running, model_dir: Path, tmp_path: Path
+) -> None:
+    """It is no call, and the others are answered."""
+    plain = session(33, turns=3)
+    greeted = [{"role": "assistant", "content": "How can I help?"}, *plain.messages]
+    row = {"session": "s", "messages": greeted, "gaps_ms": [10**7, 1, 1]}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row))
+    (job,) = jobs_of(load_traces(tmp_path / "t.jsonl"))
+    assert len(job.calls) == 3 and job.gaps_s == (0.001, 0.001)
+    done = leyline(
+        server.url, "--traces", tmp_path / "t.jsonl", "--arms", "append,splice",
+        "--tokenizer", model_dir, "--json", tmp_path / "r.json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    value = json.loads((tmp_path / "r.json").read_text())
+    assert value["settings"]["calls"] == 3
+    assert [(x["arm"], x["errors"]) for x in value["lines"]] == [("append", 0), ("splice", 0)]
 
 
 def test_nothing_answered_is_a_failure(server: Running, tmp_path: Path) -> None:

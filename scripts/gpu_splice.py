@@ -59,7 +59,11 @@ LITE: dict[str, Any] = dict(
 """What `leyline.tiny` cuts down of the published config."""
 SIZES = (8192, 16384, 32768)
 TINY_SIZES = (256, 512)
+WARM_UP, TINY_WARM_UP = 4096, 256
+"""Tokens of the conversation that comes first, unmeasured; fewer where all sizes are smaller."""
 WAYS = ("moved", "copied")
+ROOM = 1000
+"""Tokens that the engine takes on top of the largest size: stub, new ones, an answer."""
 SEQUENCES = 4
 """Of the largest size that the cache holds: a source, its copy, a re-prefill, and one more."""
 MARGIN_S = 10.0
@@ -233,7 +237,8 @@ def measure(engine: Engine, options: argparse.Namespace, clock: Clock) -> dict[s
 
 def _warm_up(engine: Engine, options: argparse.Namespace) -> tuple[int, float]:
     """Kernels are compiled and chosen at first use. Returns tokens and seconds of a re-prefill."""
-    edit = _edit(options, 256 if options.tiny else 4096)
+    usual = TINY_WARM_UP if options.tiny else WARM_UP
+    edit = _edit(options, min(usual, max(options.sizes)))
     source = np.random.default_rng(1).integers(3, engine.vocab_size, edit.conversation)
     for way in WAYS:
         timing, _ = time_way(engine, source, edit, way, 1, Clock(1e9))
@@ -290,7 +295,7 @@ def main() -> int:
         f"{clock.spent:.0f} s",
         flush=True,
     )
-    longest = max(options.sizes) + 1000
+    longest = max(options.sizes) + ROOM
     memory = 2 * layout_of(model).row_elements * SEQUENCES * longest / 1024**3
     config = Config(memory_gib=memory, chunk=options.chunk, max_tokens=longest)
     with Engine(model, None, config, "random") as engine:

@@ -188,6 +188,17 @@ def test_rotations_that_are_not_a_number_fail(
     assert by_name(forget.run(subject, 2, quiet))["forget.empty"].met is False
 
 
+def test_answers_that_are_not_a_number_fail(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All would begin with the same token, and so agree."""
+    monkeypatch.setattr(
+        influence, "logits", lambda engine, key, start: torch.full((1, engine.vocab_size), math.nan)
+    )
+    found = run(subject, Options(quick=True, only=("influence",)))
+    assert "no numbers" in found.failed["influence"] and not found.passed
+
+
 def test_nothing_checked_is_not_passed(subject: Subject) -> None:
     found = run(subject, Options(only=("answers",)))
     assert not found.checked and not found.passed and found.skipped

@@ -127,7 +127,7 @@ def _try(subject: Subject, prompt: Prompt, found: Found) -> None:
 def _first(subject: Subject, prompt: np.ndarray) -> Tensor:
     """Log-probabilities of the first token, `[vocab]` fp64, behind an ordinary prefill."""
     prefill(subject.engine, prompt)
-    return logits(subject.engine, prompt, len(prompt) - 1)[0].double().log_softmax(-1)
+    return _log_probabilities(logits(subject.engine, prompt, len(prompt) - 1)[0])
 
 
 def _spliced(subject: Subject, prompt: Prompt, repair: int) -> Tensor:
@@ -138,9 +138,17 @@ def _spliced(subject: Subject, prompt: Prompt, repair: int) -> Tensor:
     mode = Mode.REPAIR if repair else Mode.AMORTIZE
     prefill(engine, prompt.target, Channel(session, mode=mode, repair=repair))
     key = session_key(engine, session)
-    first = logits(engine, key, len(key) - 1)[0].double().log_softmax(-1)
+    first = _log_probabilities(logits(engine, key, len(key) - 1)[0])
     engine.drop_session("", session)
     return first
+
+
+def _log_probabilities(said: Tensor) -> Tensor:
+    """Of logits `[vocab]`, in fp64. Raises RuntimeError where they are no numbers: all would begin
+    with the same token then."""
+    if bool(said.isnan().any()):
+        raise RuntimeError("the model's logits are no numbers (NaN): is this dtype right for it?")
+    return said.double().log_softmax(-1)
 
 
 def preference(of: Tensor, other: Tensor) -> float:

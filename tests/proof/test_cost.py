@@ -145,13 +145,24 @@ def test_longer_contexts_favour_the_splice(model: Model) -> None:
     assert all(a.move_s >= b.move_s for a, b in zip(slower, lines, strict=True))
 
 
+def test_a_line_grants_the_re_prefill_its_exact_prefix() -> None:
+    """As the measurements do, which the page compares it with."""
+    line = paper_table.line(SMALL, Where(ROUND), FULL, 1000)
+    edit = Edit(1000)
+    assert line.prefill_s == prefill_seconds(SMALL, Where(ROUND), FULL, edit.prompt, edit.start)
+    prefix = prefill_seconds(SMALL, Where(ROUND), FULL, edit.start)
+    whole = prefill_seconds(SMALL, Where(ROUND), FULL, edit.prompt)
+    assert line.prefill_s == pytest.approx(whole - prefix) and prefix > 0
+
+
 def test_swings_change_one_assumption() -> None:
     lite = deepseek_v2_lite()
     for swing in paper_table.swings(lite, Where(H100), Assumed(), 32768):
         changed = replace(Assumed(), **{swing.assumption: swing.high})
         edit = Edit(32768)
         splice = splice_seconds(lite, Where(H100), changed, edit).total
-        assert swing.at_high == splice / prefill_seconds(lite, Where(H100), changed, edit.prompt)
+        whole = prefill_seconds(lite, Where(H100), changed, edit.prompt, edit.start)
+        assert swing.at_high == splice / whole
         low, high = paper_table.AROUND[swing.assumption]
         assert low <= getattr(Assumed(), swing.assumption) <= high
 
@@ -277,6 +288,7 @@ def test_growth_and_model_from_the_command_line(tiny_directory: Path, tmp_path: 
     checked = json.loads((out / "model.json").read_text())["data"]["checked"]
     assert [c["splice_s"] for c in checked] == [c["splice_ttft_s"] for c in data["splices"]]
     assert all(0 < c["splice_on_paper_s"] < c["prefill_on_paper_s"] for c in checked)
+    assert "of the measured ratio: they" in (out / "model.md").read_text()
 
 
 def test_a_page_shows_the_numbers_of_the_json() -> None:
@@ -306,6 +318,44 @@ def test_a_page_shows_the_numbers_of_the_json() -> None:
     assert "python -m leyline.proof peers --out here" in text and "quick" not in text
     data["cases"][0]["computed"] = 71  # type: ignore[index]
     assert "| 71 | 520 |" in page(result)
+
+
+def _checked(splice_s: float, prefill_s: float, splice: float, prefill: float) -> dict[str, Any]:
+    """A line of the check, the latter two on paper."""
+    times = {"splice_s": splice_s, "prefill_s": prefill_s}
+    on_paper = {"splice_on_paper_s": splice, "prefill_on_paper_s": prefill}
+    return {"kept": 1024, "way": "moved", **times, **on_paper}
+
+
+@pytest.mark.parametrize(
+    ("checked", "cells", "says"),
+    [
+        (
+            [_checked(0.4, 2.0, 0.1, 1.0), _checked(1.0, 20.0, 0.4, 10.0)],
+            ["| 0.200 | 0.100 | 0.50 |", "| 0.0500 | 0.0400 | 0.80 |"],
+            "give between 0.50 and 0.80 of the measured ratio: they are too optimistic",
+        ),
+        (
+            [_checked(0.4, 2.0, 0.3, 1.0)],
+            ["| 0.200 | 0.300 | 1.50 |"],
+            "give 1.50 of the measured ratio: they are too pessimistic",
+        ),
+        (
+            [_checked(0.4, 2.0, 0.1, 1.0), _checked(0.4, 2.0, 0.3, 1.0)],
+            ["| 0.200 | 0.100 | 0.50 |", "| 0.200 | 0.300 | 1.50 |"],
+            "give between 0.50 and 1.50 of the measured ratio: they err both ways",
+        ),
+    ],
+    ids=["optimistic", "pessimistic", "both"],
+)
+def test_the_check_tells_how_far_the_ratio_is_off(
+    checked: list[dict[str, Any]], cells: list[str], says: str
+) -> None:
+    """Whatever was measured, the page says what the formulas are worth."""
+    where = {"cpu": "c", "platform": "l", "cores": 2, "python": "3", "versions": {}}
+    data = paper_table.run(None) | {"checked": checked}
+    text = page(report.found("model", ["model"], where, False, data))
+    assert all(cell in text for cell in cells) and says in text
 
 
 def test_foreign_files_are_refused(tmp_path: Path) -> None:
@@ -367,6 +417,23 @@ def test_gpu_script_builds_the_published_shape(monkeypatch: pytest.MonkeyPatch) 
     facts = paper_table._facts(deepseek_v2_lite())
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(facts["parameters"], 1e-4)
     assert layout_of(model).row_elements == 27 * 576
+
+
+def test_gpu_script_warms_up_with_what_the_engine_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Sizes below the usual one of the warm-up."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import gpu_splice
+
+    assert min(gpu_splice.SIZES) > gpu_splice.WARM_UP > 2048 + gpu_splice.ROOM
+    monkeypatch.setattr(gpu_splice, "TINY_WARM_UP", gpu_splice.WARM_UP)
+    file = tmp_path / "splice.json"
+    given = ["--tiny", "--device", "cpu", "--repeats", "1", "--json", str(file)]
+    monkeypatch.setattr("sys.argv", ["gpu_splice.py", *given, "--sizes", "256", "128"])
+    assert gpu_splice.main() == 0
+    found = json.loads(file.read_text())
+    assert [t["conversation"] for t in found["timings"]] == [128, 128, 256, 256]
 
 
 def test_gpu_script_tells_what_it_skipped(tmp_path: Path) -> None:

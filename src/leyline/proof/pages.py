@@ -208,8 +208,9 @@ def _model(data: Data) -> list[str]:
         "Nothing on this page but its last table was measured. It is what data sheets and "
         "published configs give with the formulas of `src/leyline/proof/paper_gpu.py`.",
         f"The edit: {edit['span']} tokens at {edit['start']} become {edit['stub']}, {edit['new']} "
-        f"new ones come behind. *Splice*: time to the first token with rows moved in place; "
-        f"*rows*: what the rows take of it. *Copied*: the same with whole rows copied.",
+        f"new ones come behind. *Re-prefill*: time to the first token with a prefix cache, which "
+        f"has the {edit['start']} tokens in front of the edit. *Splice*: the same with rows moved "
+        f"in place; *rows*: what the rows take of it. *Copied*: with whole rows copied.",
         lines,
         "## Assumptions",
         _assumed(data),
@@ -314,7 +315,7 @@ def _checked(rows: Sequence[Data]) -> list[str]:
         return ["Nothing was at hand: run `python -m leyline.proof growth` first."]
     head = ["rows kept", "rows", "splice", "on paper", "off by", "re-prefill", "on paper", "off by"]
     measured = table(
-        head,
+        [*head, "ratio", "on paper", "share"],
         (
             [
                 f"{c['kept']}",
@@ -325,6 +326,9 @@ def _checked(rows: Sequence[Data]) -> list[str]:
                 seconds(c["prefill_s"]),
                 seconds(c["prefill_on_paper_s"]),
                 f"{c['prefill_on_paper_s'] / c['prefill_s'] - 1:+.0%}",
+                ratio(c["splice_s"] / c["prefill_s"]),
+                ratio(c["splice_on_paper_s"] / c["prefill_on_paper_s"]),
+                f"{_share_on_paper(c):.2f}",
             ]
             for c in rows
         ),
@@ -332,9 +336,29 @@ def _checked(rows: Sequence[Data]) -> list[str]:
     text = (
         "The same formulas, for the model and machine of [growth.md](growth.md), with the FLOP/s "
         "of a linear layer and of attention and the copy bandwidth measured there, and nothing "
-        "else assumed: no share of a peak, no host time, no launches."
+        "else assumed: no share of a peak, no host time, no launches. The ratios are splice / "
+        "re-prefill of these times."
     )
-    return [text, measured]
+    return [text, measured, _verdict([_share_on_paper(c) for c in rows])]
+
+
+def _share_on_paper(checked: Data) -> float:
+    """The ratio splice / re-prefill on paper, as a share of the measured one."""
+    on_paper: float = checked["splice_on_paper_s"] / checked["prefill_on_paper_s"]
+    return on_paper / (checked["splice_s"] / checked["prefill_s"])
+
+
+def _verdict(shares: Sequence[float]) -> str:
+    """shares: see `_share_on_paper`."""
+    low, high = min(shares), max(shares)
+    between = f"between {low:.2f} and {high:.2f} of" if low < high else f"{low:.2f} of"
+    if high < 1:
+        judged = "they are too optimistic about what a splice saves"
+    elif low > 1:
+        judged = "they are too pessimistic about what a splice saves"
+    else:
+        judged = "they err both ways"
+    return f"On this machine the formulas give {between} the measured ratio: {judged}."
 
 
 PAGES: dict[str, tuple[str, Callable[[Data], list[str]]]] = {

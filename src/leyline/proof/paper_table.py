@@ -37,7 +37,8 @@ AROUND: Mapping[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One size of one model on one machine; seconds. ratios: to the re-prefill."""
+    """One size of one model on one machine; seconds. prefill_s: of what is not an exact prefix of
+    the conversation, which is cached. ratio: of the splice by moving to that."""
 
     model: str
     where: str
@@ -96,7 +97,7 @@ def line(model: Model, where: Where, assumed: Assumed, conversation: int) -> Lin
     edit = Edit(conversation)
     move = splice_seconds(model, where, assumed, edit, "move")
     copy = splice_seconds(model, where, assumed, edit, "copy")
-    whole = prefill_seconds(model, where, assumed, edit.prompt)
+    whole = prefill_seconds(model, where, assumed, edit.prompt, edit.start)
     return Line(
         model.name,
         name_of(where),

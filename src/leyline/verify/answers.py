@@ -21,6 +21,7 @@ from leyline.engine.engine import Engine
 from leyline.replay.turns import Turn, fitting, turns_of
 from leyline.traces import Session, load_traces, shortest
 from leyline.verify.look import logits, prefill, session_key
+from leyline.verify.student import quantile
 from leyline.verify.subject import Subject
 
 KEEP = 2
@@ -28,8 +29,9 @@ FULL, FRESH, SPLICE, UNTURNED = "full context", "fresh prefill", "splice", "spli
 MOST = 0.05
 """Nats a token that a splice may cost against a fresh prefill."""
 
-CLEAR, ENOUGH = 2.33, 10
-"""Standard errors by which the control must be worse, and turns from which on that is asked."""
+CHANCE, ENOUGH = 0.01, 10
+"""How often chance may make the control as much worse as is asked for, were turns independent; and
+turns from which on it is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,7 @@ def _rows(found: Found) -> list[Row]:
             "nats a token that the splice is worse than the fresh prefill",
             nll[SPLICE] - nll[FRESH],
             unit="nats",
-            # Half of what a wrong rotation costs, so that one would not pass.
+            # Half of what no rotation at all costs, so that it would not pass.
             at_most=min(MOST, max(0.0, (nll[UNTURNED] - nll[FRESH]) / 2)),
         ),
         Row(
@@ -209,13 +211,7 @@ def _rows(found: Found) -> list[Row]:
             nll[UNTURNED] - nll[SPLICE],
             unit="nats",
         ),
-        Row(
-            "answers.control.clear",
-            "the same in its standard errors (2.33: by chance once in a hundred)",
-            standard_errors(both[UNTURNED], both[SPLICE]),
-            unit="plain",
-            at_least=CLEAR if len(fit) >= ENOUGH else None,
-        ),
+        _clear(both[UNTURNED], both[SPLICE]),
         Row(
             "answers.first",
             "first tokens as with the full context, splice (fresh prefill: "
@@ -224,6 +220,17 @@ def _rows(found: Found) -> list[Row]:
             unit="share",
         ),
     ]
+
+
+def _clear(control: list[Said], splice: list[Said]) -> Row:
+    """By how many standard errors the control is worse; with too few turns nothing is asked."""
+    name, what = "answers.control.clear", "the same in its standard errors"
+    value = standard_errors(control, splice)
+    if len(control) < ENOUGH:
+        return Row(name, what, value, unit="plain")
+    bound = quantile(1 - CHANCE, len(control) - 1)
+    if_so = f"{bound:.3g}: by chance once in a hundred, if turns were independent"
+    return Row(name, f"{what} ({if_so})", value, unit="plain", at_least=bound)
 
 
 def standard_errors(ours: list[Said], theirs: list[Said]) -> float:

@@ -59,7 +59,7 @@ def _peers(data: Data) -> list[str]:
         f"A conversation of real agent sessions is sent, then an edited version of it: "
         f"a quarter of its tokens near the start is replaced by a stub or deleted, and new tokens "
         f"come behind. Every engine gets the same token ids over HTTP and answers one token. "
-        f"Median of {data['repeats']}, {data['threads']} threads.",
+        f"{_of(data['repeats'])}; {data['threads']} threads.",
         about,
     ]
     sizes = dict.fromkeys((c["edit"]["conversation"], c["edit"]["kind"]) for c in data["cases"])
@@ -71,6 +71,10 @@ def _peers(data: Data) -> list[str]:
         ]
         parts += [_peers_head(cases[0]["edit"]), _peers_table(cases)]
     return [*parts, _PEERS_NOTES]
+
+
+def _of(repeats: int) -> str:
+    return "One pair each" if repeats == 1 else f"Medians of {repeats} pairs"
 
 
 def _peers_head(edit: Data) -> str:
@@ -143,8 +147,8 @@ def _growth(data: Data) -> list[str]:
     return [
         f"## On a model: {data['model']}",
         f"{edit['span']} tokens at {edit['start']} are replaced by {edit['stub']}, "
-        f"{edit['new']} new ones come behind; embedded engine, fp32, medians, ratios of pairs "
-        f"taken in turns. *Splice* is the handling of rows alone, *first token* all of a "
+        f"{edit['new']} new ones come behind; embedded engine, fp32. {_of(data['repeats'])}, the "
+        f"two halves in turns. *Splice* is the handling of rows alone, *first token* all of a "
         f"request.{past}",
         splices,
         "## Rows alone",

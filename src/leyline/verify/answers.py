@@ -58,14 +58,14 @@ ARMS = (
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One turn: negative log-likelihood of the recorded answer, summed, in nats; and the token that
-    the model would have begun with."""
+    """One turn: negative log-likelihood of the recorded answer, summed, in nats; tops: the model's
+    first choice for each of its tokens."""
 
     session: str
     turn: int
     tokens: int
     nll: float
-    first: int
+    tops: tuple[int, ...]
     computed: int
     edited: bool
     """Whether anything was cleared from its prompt by then."""
@@ -130,8 +130,8 @@ def _say(
         raise RuntimeError(f"session {session}, turn {i}: its answer was not cached: more --memory")
     behind = logits(engine, key, len(turn.prompt) - 1)
     nll = -float(_chosen(behind.double().log_softmax(-1), turn.answer).sum())
-    first = int(behind[0].argmax())
-    return Said(session, i, len(turn.answer), nll, first, report.computed, edited)
+    tops = tuple(behind.argmax(-1).tolist())
+    return Said(session, i, len(turn.answer), nll, tops, report.computed, edited)
 
 
 def _chosen(distribution: Tensor, tokens: tuple[int, ...]) -> Tensor:
@@ -170,10 +170,13 @@ def _rows(found: Found) -> list[Row]:
     nll = {name: mean_nll(said) for name, said in both.items()}
     every = {name: mean_nll(said) for name, said in edited.items() if name != FULL}
     agree = {name: _agreement(said, both[FULL]) for name, said in both.items()}
+    tops = {name: _agreement(said, both[FULL], None) for name, said in both.items()}
     details = {
         "nll": nll,
         "nll_of_all_edited": every,
         "first_token_as_full": agree,
+        "first_tokens": len({s.tops[0] for s in both[FULL]}),
+        "tokens_as_full": tops,
         "first_token_as_fresh": {n: _agreement(s, both[FRESH]) for n, s in both.items()},
         "turns": len(fit),
         "turns_edited": len(edited[FRESH]),
@@ -215,8 +218,15 @@ def _rows(found: Found) -> list[Row]:
         Row(
             "answers.first",
             "first tokens as with the full context, splice (fresh prefill: "
-            f"{agree[FRESH]:.1%}; paper: 100 %)",
+            f"{agree[FRESH]:.1%}, unturned: {agree[UNTURNED]:.1%}; paper: 100 %)",
             agree[SPLICE],
+            unit="share",
+        ),
+        Row(
+            "answers.tokens",
+            "first choices for all tokens of the answers as with the full context, splice (fresh "
+            f"prefill: {tops[FRESH]:.1%}, unturned: {tops[UNTURNED]:.1%})",
+            tops[SPLICE],
             unit="share",
         ),
     ]
@@ -246,8 +256,13 @@ def standard_errors(ours: list[Said], theirs: list[Said]) -> float:
     return float(mean / error) if error else float("nan")
 
 
-def _agreement(ours: list[Said], theirs: list[Said]) -> float:
-    """Share of turns that begin with the same token."""
-    first = {(s.session, s.turn): s.first for s in theirs}
-    same = [first[s.session, s.turn] == s.first for s in ours if (s.session, s.turn) in first]
+def _agreement(ours: list[Said], theirs: list[Said], first: int | None = 1) -> float:
+    """Share of the answers' first tokens, or with None of all, at which the model would have gone
+    on with the same token. Before each stand the recorded ones, in both."""
+    known = {(s.session, s.turn): s.tops[:first] for s in theirs}
+    same = [
+        a == b
+        for s in ours
+        for a, b in zip(s.tops[:first], known.get((s.session, s.turn), ()), strict=False)
+    ]
     return sum(same) / len(same) if same else float("nan")

@@ -39,7 +39,8 @@ def _said(draw: st.DrawFn, text: str, shape: str) -> Message:
     elif thought and draw(st.booleans()):
         message["reasoning_content"] = thought
     elif thought:
-        message["content"] = f"<think>{thought}</think>\n{text}"
+        blocks = draw(st.integers(1, 2))
+        message["content"] = f"<think>{thought}</think>\n" * blocks + text
     return message
 
 
@@ -132,7 +133,10 @@ POLICIES: list[st.SearchStrategy[dict[str, Any]]] = [
     st.fixed_dictionaries(
         {"name": st.just("drop_failed_calls"), "same": st.sampled_from(["call", "program"])}
     ),
-    st.fixed_dictionaries({"name": st.just("drop_stale_reads"), "repeats": st.booleans()}),
+    st.fixed_dictionaries(
+        {"name": st.just("drop_stale_reads"), "repeats": st.booleans()},
+        optional={"placeholder": st.sampled_from(["gone", "old"])},
+    ),
     st.fixed_dictionaries(
         {"name": st.just("keep_window"), "newest": st.integers(0, 500)},
         optional={"first": st.integers(0, 300)},

@@ -17,8 +17,10 @@ from leyline.policy import (
     PolicyError,
     apply_policy,
     clear_tool_outputs,
+    estimate,
     policies,
 )
+from leyline.policy.base import Step, fold, own
 from leyline.policy.look import content_text
 
 DOCS = Path(__file__).parents[2] / "docs" / "policies.md"
@@ -59,7 +61,9 @@ def test_only_old_tool_outputs_change(messages: Messages, keep: int, placeholder
     edited = clear_tool_outputs(messages, keep=keep, placeholder=placeholder)
     assert len(edited) == len(messages)
     tools = tool_positions(messages)
-    points = [i for i in tools if is_whole(messages[: i + 1])]  # the model could be asked then
+    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    # The model could be asked then.
+    points = [i for i in sorted(tools + users) if is_whole(messages[: i + 1])]
     for i, (before, after) in enumerate(zip(messages, edited, strict=True)):
         newer = max((sum(i < j <= n for j in tools) for n in points if n >= i), default=-1)
         if i in tools and newer >= keep and frees(before["content"], placeholder):
@@ -75,13 +79,16 @@ def frees(content: Any, placeholder: str) -> bool:
 
 
 def is_whole(messages: Messages) -> bool:
-    """Whether the last assistant's calls all have a result."""
+    """Whether the last assistant's calls all have a result, or the user waits no longer."""
     waiting = 0
     for message in messages:
-        calls = len(message.get("tool_calls", ()))
-        waiting = calls if message["role"] != "tool" else max(0, waiting - 1)
-        if message["role"] == "system":
-            waiting = 0
+        match message["role"]:
+            case "assistant":
+                waiting = len(message.get("tool_calls", ()))
+            case "tool":
+                waiting = max(0, waiting - 1)
+            case "user":
+                waiting = 0
     return waiting == 0
 
 
@@ -139,7 +146,8 @@ def test_defaults() -> None:
         ),
         ({"name": "keep_window"}, "policy.newest", "is missing; tokens at the end that stay"),
         ({"name": "clear_tool_outputs", "by": "days"}, "policy.by", "one of outputs, turns"),
-        ({"name": "clear_tool_outputs", "exclude": "bash"}, "policy.exclude", "list of strings"),
+        ({"name": "clear_tool_outputs", "exclude": "bash"}, "policy.exclude", "a list of up to"),
+        ({"name": "drop_failed_calls", "marks": ["a"] * 1001}, "policy.marks", "1,000 strings"),
         ({"name": "clear_tool_outputs", "inputs": 1}, "policy.inputs", "true, false or a list"),
         ({"name": "clear_tool_outputs", "trigger_tokens": -1}, "policy.trigger_tokens", "or null"),
         ({"name": "drop_stale_reads", "repeats": 0}, "policy.repeats", "true or false"),
@@ -184,6 +192,28 @@ def test_messages_that_are_no_objects() -> None:
 def test_an_empty_list_does_nothing() -> None:
     messages = [{"role": "user", "content": "hello"}]
     assert apply_policy([], messages).messages == messages
+    assert len(apply_policy([], messages * 10_001).messages) == 10_001
+
+
+MANY_CALLS = {"role": "assistant", "tool_calls": [{}] * 6000, "content": [{"type": "text"}] * 4001}
+MANY_PARTS = {"role": "tool", "content": [{"content": [{"type": "text", "text": "a"}] * 10_000}]}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[{"role": "user", "content": ""}] * 10_001, [MANY_CALLS], [MANY_PARTS]],
+    ids=["messages", "calls", "parts"],
+)
+def test_too_many_messages(messages: Messages) -> None:
+    """They would be gone through again for each: hours, for a small body."""
+    with pytest.raises(PolicyError) as caught:
+        apply_policy({"name": "clear_thinking"}, messages)
+    assert caught.value.field == "messages"
+    assert caught.value.message == (
+        "may be up to 10,000 for a policy, parts and tool calls counted, not 10,001."
+    )
+    just = [{"role": "system", "content": [{"type": "text", "text": ""}]}] * 10_000
+    assert len(apply_policy({"name": "clear_thinking"}, just).messages) == 10_000
 
 
 @pytest.fixture
@@ -226,6 +256,40 @@ def test_ones_own_by_an_entry_point(installed: None, caplog: pytest.LogCaptureFi
     # A name of Leyline's can't be taken.
     assert policies()["clear_thinking"].name == "clear_thinking"
     assert apply_policy({"name": "clear_thinking"}, messages).messages == messages
+
+
+def test_ones_own_messages_have_their_places(installed: None) -> None:
+    """So attention that they got is known, and heavy_hitters can drop them."""
+    messages: Messages = [{"role": "user", "content": "go"}]
+    for i in range(3):
+        messages.append({"role": "assistant", "content": f"```bash\nmake {i}\n```"})
+        messages.append({"role": "tool", "content": "fine\n" * 20 + "error"})
+    hitters = {"name": "heavy_hitters", "mass": [1.0] * 7, "budget": 0}
+    edited = apply_policy([{"name": "only_errors"}, hitters], messages)
+    assert edited.messages == [messages[0], *messages[5:]]
+    edited = apply_policy([{"name": "only_errors"}], messages)
+    assert edited.messages[2]["content"] == "error"
+    assert edited.origins == tuple(range(7))
+
+
+def test_one_message_of_ones_own_in_place_of_others() -> None:
+    """Where one came and another went, each of the given ones still has its own place."""
+    note = {"role": "user", "content": "note"}
+
+    def shift(messages: Messages) -> Messages:
+        return messages if note in messages else [*messages[1:], note]
+
+    given = [{"role": "user", "content": word} for word in "abc"]
+    edited = fold([Step(own("shift", shift), {}, "policy")], given, estimate)
+    assert [message["content"] for message in edited.messages] == ["note", "b", "c"]
+    assert edited.origins == (0, 1, 2)
+
+    def swap(messages: Messages) -> Messages:
+        return [*messages[1:], note] if len(messages) == 3 else messages
+
+    edited = fold([Step(own("swap", swap), {}, "policy")], given, estimate)
+    assert [message["content"] for message in edited.messages] == ["b", "c", "note"]
+    assert edited.origins == (1, 2, None)
 
 
 JUNK = st.recursive(

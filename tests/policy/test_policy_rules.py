@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from leyline.api.clearable import PLACEHOLDER as CLEARED
 from leyline.policy import (
+    Look,
     apply_policy,
     clear_thinking,
     clear_tool_outputs,
@@ -77,6 +79,43 @@ def test_short_outputs_stay() -> None:
     assert outputs(clear_tool_outputs(messages, keep=0, trigger_uses=2)) == outputs(messages)
 
 
+def test_short_outputs_in_parts_stay() -> None:
+    """Whatever a part with text is called; a picture always goes."""
+    kinds = [("text", "text"), ("input_text", "text"), ("refusal", "refusal")]
+    parts: list[Message] = [{"type": kind, field: "no"} for kind, field in kinds]
+    messages = [USER, *calls(*[("a", "")] * 4)]
+    for message, part in zip(messages[2:], [*parts, {"type": "image"}], strict=True):
+        message["content"] = [part]
+    edited = outputs(clear_tool_outputs(messages, keep=0))
+    assert edited == [*([part] for part in parts), "[evicted: old tool output]"]
+
+
+def test_what_would_free_too_little_leaves_nothing_behind() -> None:
+    """It is tried at each call: else all that was tried stays in memory, and is counted again."""
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return len(text)
+
+    messages = [USER]
+    for i in range(20):
+        messages += calls((f"ls {i}", f"{i:3}" * 20), (f"ls -l {i}", f"{i:3}" * 30))
+    for inputs in (False, True):
+        look = Look(len)
+        view = [look.take(message) for message in messages]
+        whole = look.tokens([each for each in view if inputs or each["role"] == "tool"])
+        look.tokens(view)
+        options = {"keep": 0, "at_least": whole - 100, "inputs": inputs}
+        assert clear_tool_outputs.rule(view, look, **options) is view
+        assert len(look._seen) == len(look._origin) == len(look._tokens) == len(view)
+        for at_least in (10**9, whole - 100):
+            spec = {"name": "clear_tool_outputs", **options, "at_least": at_least}
+            counted.clear()
+            assert apply_policy(spec, messages, count).messages == messages
+            assert len(counted) == len(set(counted))
+
+
 def test_triggers_and_at_least() -> None:
     messages = [USER]
     for i in range(4):
@@ -117,6 +156,29 @@ def test_anthropic_parts() -> None:
     assert edited[2]["content"] == [cleared, {"type": "text", "text": "And hurry."}]
 
 
+def test_calls_beside_a_field_that_makes_no_sense() -> None:
+    """SGLang checks messages after the policy; what stands in the content is what counts then."""
+    use = {"type": "tool_use", "id": "1", "name": "bash", "input": {"command": "make"}}
+    other = {**use, "id": "2", "input": {"command": "ls"}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": BAD}
+    listed = {**result, "tool_use_id": "2", "content": "x" * 40}
+    messages = [
+        USER,
+        {"role": "assistant", "tool_calls": 7, "content": [use, other]},
+        {"role": "user", "tool_calls": [{}, {}], "content": [result, listed]},
+    ]
+    edited = clear_tool_outputs(messages, keep=0, inputs=True)
+    assert [part["input"] for part in edited[1]["content"]] == [{}, {}]
+    assert edited[1]["tool_calls"] == 7
+    edited = drop_failed_calls([*messages, *calls(("make", GOOD))])
+    assert edited[1:3] == [
+        {**messages[1], "content": [other]},
+        {**messages[2], "content": [listed]},
+    ]
+    thought = {"role": "assistant", "tool_calls": 7, "content": "<think>Hm.</think>"}
+    assert clear_thinking([USER, thought, USER], keep=0) == [USER, thought, USER]
+
+
 THOUGHTS: list[tuple[Message, Message]] = [
     ({"content": "<think>Hm.\n</think>\n\nYes."}, {"content": "Yes."}),
     ({"content": "Hm.\n</think>\n\nYes."}, {"content": "Yes."}),
@@ -128,6 +190,12 @@ THOUGHTS: list[tuple[Message, Message]] = [
     ),
     ({"content": "<think>Hm.</think>"}, {"content": "<think>Hm.</think>"}),  # nothing else in it
     ({"content": "In <think> and </think>."}, {"content": "In <think> and </think>."}),
+    # What looks like reasoning in what is left goes too: a later call would cut it off else.
+    ({"content": "<think>a</think>\n<think>b</think>c"}, {"content": "c"}),
+    ({"content": "<think>The tag </think> closes it.</think>Yes."}, {"content": "Yes."}),
+    ({"content": "a</think> </think>b</think>\nc <think>"}, {"content": "c <think>"}),
+    ({"content": "a</think> In <think>, </think>."}, {"content": "In <think>, </think>."}),
+    ({"content": "<think>a</think> b</think>"}, {"content": "<think>a</think> b</think>"}),
 ]
 
 
@@ -157,6 +225,41 @@ def test_what_is_the_same_call() -> None:
     messages = [USER, *failed, *fixed]
     assert drop_failed_calls(messages) == messages
     assert drop_failed_calls(messages, same="program") == [USER, *fixed]
+
+
+def test_commands_that_cannot_be_taken_apart() -> None:
+    """Nobody knows what they run: the same is only the very same."""
+    failed, other = step("make 'open", BAD), step("echo 'open", GOOD)
+    messages = [USER, *failed, *other]
+    assert drop_failed_calls(messages, same="program") == messages
+    done = step("make 'open", GOOD)
+    assert drop_failed_calls([*messages, *done], same="program") == [USER, *other, *done]
+    # A comment is no open quote.
+    failed, done = step("# don't stop\nmake -j", BAD), step("make", GOOD)
+    assert drop_failed_calls([USER, *failed, *done], same="program") == [USER, *done]
+    # Of tools without commands the tool alone.
+    made = [calls(("a", BAD), name="f"), calls(("b", GOOD), name="f")]
+    for each, path in zip(made, "ab", strict=True):
+        each[0]["tool_calls"][0]["function"]["arguments"] = json.dumps({"path": path})
+    assert drop_failed_calls([USER, *made[0], *made[1]], same="program") == [USER, *made[1]]
+
+
+@pytest.mark.parametrize("failed", [step("make", BAD), calls(("make", BAD))], ids=["plain", "call"])
+def test_a_second_result_goes_with_its_call(failed: list[Message]) -> None:
+    """A result stays no longer than a call that it can belong to."""
+    more = {**failed[1], "content": "and more"}
+    done = calls(("make", GOOD)) if "tool_calls" in failed[0] else step("make", GOOD)
+    assert drop_failed_calls([USER, *failed, more, *done]) == [USER, *done]
+
+
+def test_a_turn_without_one_of_its_calls_is_known_to_be_the_same() -> None:
+    """So what it got of the model's attention is reported, and counts for heavy_hitters."""
+    messages = [USER, *calls(("make", BAD), ("ls", "files")), *calls(("make", GOOD))]
+    edited = apply_policy({"name": "drop_failed_calls"}, messages)
+    assert edited.origins == (0, 1, 3, 4, 5)
+    hitters = {"name": "heavy_hitters", "mass": [1.0] * 6, "budget": 0}
+    edited = apply_policy([{"name": "drop_failed_calls"}, hitters], messages)
+    assert edited.messages == [USER, *messages[4:]]
 
 
 def test_one_failed_call_of_a_turn() -> None:
@@ -217,12 +320,28 @@ STALE = "[evicted: stale tool output]"
         ("cat a.py && pytest", "cat a.py", GOOD, False),
         ("pytest", "pytest", BAD, True),
         ("pytest", "pytest -x", GOOD, False),
+        ("cat genes.fa", "grep -c '>' genes.fa", GOOD, False),
+        ("cat genes.fa", "grep '>' genes.fa > genes.fa", GOOD, True),
+        ("cat 'a;b'", "cat a\\;b", GOOD, True),
     ],
 )
 def test_stale_reads(first: str, then: str, output: str, is_stale: bool) -> None:
     messages = [USER, *step(first, "the first"), *step(then, output)]
     want = [STALE if is_stale else "the first", output]
     assert outputs(drop_stale_reads(messages)) == want
+
+
+def test_placeholders_of_one_policy_are_known_to_the_others() -> None:
+    """And those of `context_management`. Such a result says nothing about its call."""
+    assert Look().is_evicted(CLEARED) and not Look().is_evicted("[cleared]: 3")
+    messages = [USER, *step("cat a.py", CLEARED), *step("cat a.py", "x = 1")]
+    assert drop_stale_reads(messages) == messages
+    # The second failed too; what stands for it must not pass for a success.
+    messages = [USER, *step("make", "exit code: 1"), *step("make", "exit code: 1 " + "x" * 40)]
+    messages += step("ls", "files")
+    clear = {"name": "clear_tool_outputs", "keep": 1, "placeholder": "y" * 20}
+    edited = apply_policy([clear, {"name": "drop_failed_calls"}], messages).messages
+    assert outputs(edited) == ["exit code: 1", "y" * 20, "files"]
 
 
 def test_stale_reads_by_tool() -> None:
@@ -262,7 +381,22 @@ def test_stale_reads_by_tool() -> None:
         ("echo 'open", set(), set(), False),
         ("tail -n +5 a", {"a"}, set(), False),
         ("cd sub; cat ../a", {"a"}, set(), True),
+        ("cd a; cd b; cd ../c && cat x > y", set(), {"a/c/y"}, False),
         ("", set(), set(), False),
+        ('grep ">" index.html', set(), set(), False),
+        ("grep \\> a; echo '; rm b' | cat", set(), set(), False),
+        ("find . -name a -exec cat {} \\; > b", set(), {"b"}, False),
+        ("cat a | grep ';' | wc -l", {"a"}, set(), False),
+        ("cat a |\n\n  head", {"a"}, set(), False),
+        ("cat a  # don't > b", {"a"}, set(), True),
+        ("cat a \\\n  b", {"a", "b"}, set(), True),
+        ("cat 'a (1)'", {"a (1)"}, set(), True),
+        ("cat <(ls) a", set(), set(), False),
+        ("cat a $(ls)", set(), set(), False),
+        ("cat a; (cat b)", set(), set(), False),
+        ("rm a 2>/dev/null", set(), {"a"}, False),
+        ("echo ' 2>/dev/null ' > a 2> b", set(), {"a", "b"}, False),
+        ("make 1>a >|b &>>c", set(), {"a", "b", "c"}, False),
     ],
 )
 def test_what_a_command_touches(

@@ -8,7 +8,7 @@ from typing import Any
 
 from leyline.policy.apply import BUILT_IN, apply_policy
 from leyline.policy.base import Policy
-from leyline.policy.look import estimate, text_of
+from leyline.policy.look import estimate, texts_of
 from leyline.traces import Session, calls, load_traces
 
 SPECS: tuple[dict[str, Any], ...] = (
@@ -35,7 +35,8 @@ def options_of(policy: Policy) -> str:
 def freed(sessions: list[Session]) -> str:
     """A table of what each of SPECS frees in the last prompt of each session, all together."""
     prompts = [call.messages for call in (list(calls(session))[-1] for session in sessions)]
-    total = sum(estimate(text_of(message)) for prompt in prompts for message in prompt)
+    everything = (message for prompt in prompts for message in prompt)
+    total = sum(estimate(text) for message in everything for text in texts_of(message))
     rows = [
         "| policy | tool uses | messages dropped | tokens freed | of all |",
         "| --- | ---: | ---: | ---: | ---: |",

@@ -17,7 +17,11 @@ from typing import Any, NamedTuple
 from leyline.policy.errors import PolicyError, short
 from leyline.policy.look import Count, Look, common, estimate, has_thoughts, output_of
 from leyline.policy.options import Kind, Option, check
-from leyline.policy.turns import Message, Place, facts_of, is_prompt
+from leyline.policy.turns import Message, Place, facts_of, is_prompt, tool_calls
+
+MOST_PIECES = 10_000
+"""Messages, or their parts and calls where they have more than one. They are gone through at each
+past call, so twice as many take four times as long."""
 
 Rule = Callable[..., list[Message]]
 """`rule(messages, look, **options)`: the messages that remain, edited through `look`. It is asked
@@ -101,7 +105,10 @@ def fold(steps: Sequence[Step], messages: Sequence[Message], count: Count) -> Ed
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
             raise PolicyError(f"messages[{i}]", f"must be an object, not {short(message)}.")
-    look = Look(count)
+    if steps:
+        _check_size(messages)
+    placeholders = [step.options.get("placeholder") for step in steps]
+    look = Look(count, [each for each in placeholders if isinstance(each, str)])
     applied = [Applied(step.policy.name) for step in steps]
     view: list[Message] = []
     points = is_prompt([facts_of(message) for message in messages])
@@ -133,7 +140,7 @@ def policy(
 
 def own(name: str, function: Callable[..., list[Message]]) -> Policy:
     """A policy of one's own: `function(messages, **options)`; what its options may be, it checks
-    itself."""
+    itself. Where it gives as many messages as it got, those are the same ones, edited."""
     anything = Kind("anything", lambda value: True)
     options = tuple(
         Option(
@@ -148,9 +155,31 @@ def own(name: str, function: Callable[..., list[Message]]) -> Policy:
     )
 
     def rule(messages: list[Message], look: Look, **given: Any) -> list[Message]:
-        return function(messages, **given)
+        edited = function(messages, **given)
+        if len(edited) == len(messages):
+            left = set(map(id, edited))
+            for old, new in zip(messages, edited, strict=True):
+                if id(old) not in left and look.origin(new) is None:
+                    look.follow(new, old)
+        return edited
 
     return Policy(name, rule, options)
+
+
+def _check_size(messages: Sequence[Message]) -> None:
+    """Raises PolicyError for more than can be gone through again and again."""
+    n = sum(map(_pieces, messages))
+    if n > MOST_PIECES:
+        most = f"may be up to {MOST_PIECES:,} for a policy, parts and tool calls counted"
+        raise PolicyError("messages", f"{most}, not {n:,}.")
+
+
+def _pieces(message: Message) -> int:
+    """How many calls and parts it has, those in results too; 1 for plain text."""
+    lists = [tool_calls(message), message.get("content")]
+    if isinstance(lists[1], list):
+        lists += [part.get("content") for part in lists[1] if isinstance(part, dict)]
+    return max(1, sum(len(each) for each in lists if isinstance(each, list)))
 
 
 def _edit(
@@ -181,10 +210,14 @@ def _difference(name: str, old: list[Message], new: list[Message], look: Look) -
     return Applied(
         name,
         tool_uses=(_outputs(gone, look) - _outputs(come, look)).total(),
-        thinking_turns=sum(map(has_thoughts, gone)) - sum(map(has_thoughts, come)),
+        thinking_turns=_thoughtful(gone, look) - _thoughtful(come, look),
         messages=len(old) - len(new),
         tokens=look.tokens(gone) - look.tokens(come),
     )
+
+
+def _thoughtful(messages: Sequence[Message], look: Look) -> int:
+    return sum(has_thoughts(message, look) for message in messages)
 
 
 def _outputs(messages: Sequence[Message], look: Look) -> Counter[str]:

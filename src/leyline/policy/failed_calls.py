@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leyline.policy.base import policy
+from leyline.policy.edits import without
 from leyline.policy.look import Look
 from leyline.policy.options import NAMES, one_of
 from leyline.policy.results import MARKS, outcome
-from leyline.policy.shell import programs
-from leyline.policy.turns import Message, Use, without
+from leyline.policy.shell import command_of, programs
+from leyline.policy.turns import Message, Use
 
 
 @policy(
@@ -22,8 +23,9 @@ def drop_failed_calls(
     """Drop each call that failed, if one in a later turn was the same and went well.
 
     The same: the tool and its arguments (`call`), or, looser, the tool and the programs that its
-    command runs (`program`; for tools without commands the tool alone). Only until the user speaks
-    again. What the assistant said with the call goes too, unless other calls of that turn stay.
+    command runs (`program`; for tools without commands the tool alone, and where it can't be told
+    what a command runs, the arguments). Only until the user speaks again. What the assistant said
+    with the call goes too, unless other calls of that turn stay.
     """
     units = look.units(messages)
     done: set[tuple[str, ...]] = set()
@@ -45,12 +47,14 @@ def drop_failed_calls(
         return messages
     edited: list[Message] = []
     for i, unit in enumerate(units):
-        kept = without(messages, unit, gone[i]) if i in gone else None
+        kept = without(messages, unit, gone[i], look) if i in gone else None
         edited += messages[unit.start : unit.end] if kept is None else kept
     return edited
 
 
 def _key(use: Use, look: Look, same: str) -> tuple[str, ...]:
-    if same == "call":
-        return use.name, use.arguments.strip()
-    return use.name, *look.once(programs, use.arguments)
+    if same == "program":
+        found = look.once(programs, use.arguments)
+        if found or not look.once(command_of, use.arguments):
+            return use.name, *found
+    return use.name, "", use.arguments.strip()  # no program is called ""

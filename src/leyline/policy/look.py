@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from leyline.policy.turns import (
@@ -12,9 +13,9 @@ from leyline.policy.turns import (
     Place,
     Unit,
     as_json,
-    clear_fences,
     facts_of,
     groups_of,
+    tool_calls,
     unit_of,
 )
 
@@ -26,7 +27,11 @@ THOUGHTS = ("reasoning_content", "reasoning")
 """Fields that servers put a model's reasoning in."""
 
 _OPEN, _CLOSE = "<think>", "</think>"
+_BLANKS = re.compile(r"\s*")
 _BLOCKS = ("thinking", "redacted_thinking")
+_TEXTS = ("text", "input_text", "refusal")
+_EVICTED = re.compile(r"\[(evicted|cleared)(: [^\n\]]*)?\]")
+"""Policies' own words, and those of the rules that `context_management` brings."""
 
 
 def estimate(text: str) -> int:
@@ -36,10 +41,12 @@ def estimate(text: str) -> int:
 
 class Look:
     """What policies ask about messages. Messages are told apart by identity, so they must neither
-    be changed nor stand twice in a view."""
+    be changed nor stand twice in a view. placeholders: texts that policies put for results."""
 
-    def __init__(self, count: Count = estimate) -> None:
+    def __init__(self, count: Count = estimate, placeholders: Iterable[str] = ()) -> None:
         self.count = count
+        self._placeholders = frozenset(placeholders)
+        self._counted: dict[str, int] = {}
         self._seen: dict[int, Message] = {}  # keeps them alive, so that no id is used again
         self._origin: dict[int, int] = {}
         self._tokens: dict[int, int] = {}
@@ -59,10 +66,21 @@ class Look:
     def edit(self, message: Message, **changes: Any) -> Message:
         """The message with other fields, known to be the same one."""
         new = {**message, **changes}
+        self.follow(new, message)
+        return new
+
+    def follow(self, new: Message, message: Message) -> None:
+        """From now on `new` is known to be the same message."""
         self._seen[id(new)] = new
         if id(message) in self._origin:
             self._origin[id(new)] = self._origin[id(message)]
-        return new
+
+    def forget(self, messages: Iterable[Message]) -> None:
+        """Nothing is known of edited messages that weren't taken after all."""
+        known: tuple[dict[int, Any], ...] = (self._seen, self._origin, self._tokens, self._facts)
+        for message in messages:
+            for each in known:
+                each.pop(id(message), None)
 
     def origin(self, message: Message) -> int | None:
         """Its place among the messages that were given; None for one that a policy added."""
@@ -77,7 +95,8 @@ class Look:
         return found
 
     def tokens(self, messages: Sequence[Message]) -> int:
-        """Tokens of the messages' texts; what a template puts around them isn't counted."""
+        """Tokens of the messages' texts, each by itself; what a template puts around them isn't
+        counted."""
         return sum(map(self._tokens_of, messages))
 
     def units(self, messages: Sequence[Message]) -> list[Unit]:
@@ -95,6 +114,12 @@ class Look:
         self._last = (list(messages), facts, units)
         return units
 
+    def is_evicted(self, text: str) -> bool:
+        """Whether a result is what a policy put in its place."""
+        if text in self._placeholders:
+            return True
+        return text.startswith("[") and _EVICTED.fullmatch(text) is not None
+
     def once(self, function: Callable[..., T], *arguments: Hashable) -> T:
         """What a function without side effects gives, called once in a conversation: policies are
         asked again at each of its calls."""
@@ -108,7 +133,13 @@ class Look:
         found = self._tokens.get(id(message))
         if found is None:
             self._seen[id(message)] = message
-            found = self._tokens[id(message)] = self.count(text_of(message))
+            found = self._tokens[id(message)] = sum(map(self._count, texts_of(message)))
+        return found
+
+    def _count(self, text: str) -> int:
+        found = self._counted.get(text)
+        if found is None:
+            found = self._counted[text] = self.count(text)
         return found
 
 
@@ -120,14 +151,17 @@ def common(a: Sequence[Message], b: Sequence[Message]) -> int:
     return min(len(a), len(b))
 
 
-def text_of(message: Message) -> str:
-    """All text in a message: content, reasoning, calls."""
-    texts = [content_text(message.get("content"))]
+def texts_of(message: Message) -> list[str]:
+    """The texts in a message: content, reasoning, calls."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    texts: list[str] = [content] if isinstance(content, str) else []
+    texts += [_part_text(part) for part in parts if isinstance(part, dict)]
     texts += [message[field] for field in THOUGHTS if isinstance(message.get(field), str)]
-    if not isinstance(message.get("content"), list) or message.get("tool_calls"):
+    if tool_calls(message):
         for call in facts_of(message).calls:
             texts += [call.name, call.arguments]
-    return "\n".join(text for text in texts if text)
+    return [text for text in texts if text]
 
 
 def content_text(content: object) -> str:
@@ -158,40 +192,7 @@ def is_error(messages: Sequence[Message], place: Place) -> bool:
     return part.get("is_error") is True
 
 
-def put_output(messages: list[Message], place: Place, text: str, look: Look) -> None:
-    """Another text for the result there; `messages` is changed, its messages are not."""
-    message = messages[place.message]
-    if place.part == WHOLE:
-        messages[place.message] = look.edit(message, content=text)
-        return
-    parts = list(message["content"])
-    parts[place.part] = {**parts[place.part], "content": text}
-    messages[place.message] = look.edit(message, content=parts)
-
-
-def clear_input(messages: list[Message], place: Place, text: str, look: Look) -> None:
-    """No arguments for the call there; a plain command becomes `text`."""
-    message = messages[place.message]
-    if place.part == WHOLE:
-        messages[place.message] = look.edit(
-            message, content=clear_fences(content_text(message.get("content")), text)
-        )
-    elif message.get("tool_calls"):
-        calls = list(message["tool_calls"])
-        call = calls[place.part]
-        if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
-            return  # for the server to refuse
-        is_written = isinstance(call["function"].get("arguments"), str)
-        empty: Any = "{}" if is_written else {}
-        calls[place.part] = {**call, "function": {**call["function"], "arguments": empty}}
-        messages[place.message] = look.edit(message, tool_calls=calls)
-    else:
-        parts = list(message["content"])
-        parts[place.part] = {**parts[place.part], "input": {}}
-        messages[place.message] = look.edit(message, content=parts)
-
-
-def has_thoughts(message: Message) -> bool:
+def has_thoughts(message: Message, look: Look) -> bool:
     """Whether an assistant's message has reasoning."""
     if message.get("role") != "assistant":
         return False
@@ -199,16 +200,28 @@ def has_thoughts(message: Message) -> bool:
         return True
     content = message.get("content")
     if isinstance(content, str):
-        return behind_thoughts(content) is not None
+        return look.once(behind_thoughts, content) is not None
     return isinstance(content, list) and any(map(is_thought, content))
 
 
 def behind_thoughts(text: str) -> str | None:
-    """A text behind its reasoning; None if there is none."""
-    before, mark, after = text.partition(_CLOSE)
-    if not mark or _OPEN in before.lstrip().removeprefix(_OPEN):
-        return None
-    return after.lstrip()
+    """A text behind its reasoning, one block or several; None if there is none.
+
+    A block ends with `</think>`; the first may lack its `<think>`, which stands in the prompt then,
+    and so may any other: what is left has no reasoning, else it would be cut again.
+    """
+    start, found = _behind_blanks(text, 0), False
+    while True:
+        inside = start + len(_OPEN) * text.startswith(_OPEN, start)
+        close = text.find(_CLOSE, inside)
+        if close < 0 or text.find(_OPEN, inside, close) >= 0:
+            return text[start:] if found else None
+        start, found = _behind_blanks(text, close + len(_CLOSE)), True
+
+
+def _behind_blanks(text: str, start: int) -> int:
+    blanks = _BLANKS.match(text, start)
+    return blanks.end() if blanks else start
 
 
 def is_thought(part: object) -> bool:
@@ -218,7 +231,7 @@ def is_thought(part: object) -> bool:
 
 def is_text(part: object) -> bool:
     """Whether a part of a content is plain text."""
-    return isinstance(part, dict) and part.get("type") == "text"
+    return isinstance(part, dict) and part.get("type") in _TEXTS
 
 
 def _part_text(part: Message) -> str:

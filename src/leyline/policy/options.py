@@ -45,11 +45,17 @@ def one_of(*words: str) -> Kind:
     return Kind(says, lambda value: isinstance(value, str) and value in words)
 
 
+MOST_NAMES = 1000
+"""They are looked through for each tool call."""
+
 TEXT = Kind("a string", lambda value: isinstance(value, str))
 YES_NO = Kind("true or false", lambda value: isinstance(value, bool))
-NAMES = Kind("a list of strings", lambda value: _all(value, lambda each: isinstance(each, str)))
+NAMES = Kind(
+    f"a list of up to {MOST_NAMES:,} strings",
+    lambda value: _all(value, lambda each: isinstance(each, str)) and len(value) <= MOST_NAMES,
+)
 YES_NO_NAMES = Kind(
-    "true, false or a list of strings", lambda value: YES_NO.fits(value) or NAMES.fits(value)
+    f"true, false or {NAMES.says}", lambda value: YES_NO.fits(value) or NAMES.fits(value)
 )
 MASSES = Kind(
     "a list of numbers from 0 on, or null where there is none",

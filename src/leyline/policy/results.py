@@ -1,4 +1,4 @@
-"""What a tool's result says about its call, and what stands in place of results that are gone."""
+"""What a tool's result says about its call."""
 
 from __future__ import annotations
 
@@ -11,18 +11,12 @@ from leyline.policy.turns import Message, Use
 MARKS = ("Traceback (most recent call last)",)
 """What a result of a failed call holds, where no return code decides."""
 
-_EVICTED = re.compile(r"\[evicted(: [^\n\]]*)?\]")
 _CODE = re.compile(
     r"<returncode>\s*(-?\d+)\s*</returncode>"
     r"|\b(?:return|exit)[ _]?(?:code|status)\b\W{0,4}(-?\d+)",
     re.IGNORECASE,
 )
 _ENDS = 200  # characters at either end in which a return code is looked for
-
-
-def is_evicted(text: str) -> bool:
-    """Whether a result is one of Leyline's placeholders."""
-    return _EVICTED.fullmatch(text) is not None
 
 
 def outcome(
@@ -36,13 +30,13 @@ def outcome(
     """
     if use.result is None:
         return None
-    says = look.once(_says, output_of(messages, use.result), tuple(marks))
-    return False if says is not None and is_error(messages, use.result) else says
-
-
-def _says(text: str, marks: Sequence[str]) -> bool | None:
-    if is_evicted(text):
+    text = output_of(messages, use.result)
+    if look.is_evicted(text):
         return None
+    return not is_error(messages, use.result) and look.once(_is_fine, text, tuple(marks))
+
+
+def _is_fine(text: str, marks: Sequence[str]) -> bool:
     code = return_code(text if len(text) < 2 * _ENDS else text[:_ENDS] + "\0" + text[-_ENDS:])
     if code is not None:
         return code == 0

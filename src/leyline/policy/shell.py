@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-import shlex
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from leyline.policy.words import Command, commands
 
 READERS = ("read", "read_file", "view", "view_file", "open_file")
 WRITERS = ("write", "write_file", "create_file", "edit", "edit_file", "str_replace", "insert")
@@ -18,9 +18,9 @@ _PARTS = ("view_range", "offset", "limit", "start", "end", "start_line", "end_li
 _VIEWS, _CHANGES = ("view",), ("create", "str_replace", "insert", "undo_edit")
 _WHOLE, _PART = ("cat", "nl", "tac"), ("head", "tail", "sed")
 _UNKNOWN = re.compile(r"[*?\[\]{}$`~]")
-_HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1")
-_SILENCED = re.compile(r"(?<!\S)2>>?[ \t]*/dev/null(?!\S)")
-_OPERATORS = ";&|()<>\n"
+_ASSIGNS = re.compile(r"\w+=")
+_MOST_FILES, _DEEPEST = 100, 1000
+"""Files of a command, and characters of a folder, beyond which nothing is said about it."""
 
 
 class Touched(NamedTuple):
@@ -45,7 +45,7 @@ def touched(
 
     A command counts as a read where it is one `cat`, `nl`, `tac`, `head`, `tail` or `sed -n`, after
     `cd` and before a pipe at most. Writes are redirections, `sed -i`, `tee`, `touch`, `rm`, `mv`
-    and `cp`. What the shell would expand isn't guessed at.
+    and `cp`. What the shell would expand isn't guessed at, and very long commands aren't looked at.
     """
     values = _values(arguments)
     path = next((values[key] for key in _PATHS if isinstance(values.get(key), str)), None)
@@ -62,8 +62,8 @@ def touched(
 
 def programs(arguments: str) -> tuple[str, ...]:
     """The programs that a call's command runs, in order; none for a call without a command."""
-    commands = _commands(command_of(arguments))
-    return tuple(word for each in commands if (word := _program(each.words)))
+    found = commands(command_of(arguments))
+    return tuple(word for each in found if (word := _program(each.words)))
 
 
 def command_of(arguments: str) -> str:
@@ -85,29 +85,25 @@ def _values(arguments: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-class _Command(NamedTuple):
-    """One command. to: files that its output goes to. after: the operator in front of it."""
-
-    words: tuple[str, ...]
-    to: tuple[str, ...]
-    after: str
-
-
 def _of_command(command: str) -> Touched:
-    commands = list(_commands(command))
-    folder = ""
-    while commands and commands[0].words[:1] == ("cd",) and len(commands[0].words) == 2:
-        folder = posixpath.join(folder, commands.pop(0).words[1])
-    writes = [file for each in commands for file in _written(each)]
+    found = list(commands(command))
+    start = 0
+    while start < len(found) and _is_cd(found[start]):
+        start += 1
+    folder = posixpath.join("", *(each.words[1] for each in found[:start]))
+    found = found[start:]
+    writes = [file for each in found for file in _written(each)]
     reads: list[str] = []
-    piped = [each.after == "|" for each in commands[1:]]
-    if commands and all(piped) and not commands[0].to and "(" not in command:
-        reads = _read(commands[0].words)
+    piped = [each.after == "|" for each in found[1:]]
+    if found and all(piped) and not found[0].to:
+        reads = _read(found[0].words)
     if any(map(_UNKNOWN.search, [folder, *reads])):
         reads = []
     if _UNKNOWN.search(folder):
         writes = []
-    is_whole = bool(reads) and commands[0].words[0] in _WHOLE and not piped
+    if len(reads) + len(writes) > _MOST_FILES or len(folder) > _DEEPEST:
+        return _NOTHING
+    is_whole = bool(reads) and found[0].words[0] in _WHOLE and not piped
 
     def paths(names: list[str]) -> frozenset[str]:
         known = [name for name in names if not _UNKNOWN.search(name)]
@@ -116,57 +112,13 @@ def _of_command(command: str) -> Touched:
     return Touched(paths(reads), paths(writes), is_whole)
 
 
-def _commands(command: str) -> Iterator[_Command]:
-    """The simple commands; nothing for what can't be taken apart (an open quote)."""
-    plain = _SILENCED.sub("", _without_heredocs(command))
-    lexer = shlex.shlex(plain, posix=True, punctuation_chars=_OPERATORS)
-    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-    try:
-        tokens = list(lexer)
-    except ValueError:
-        return
-    words: list[str] = []
-    to: list[str] = []
-    after, redirect = "", ""
-    for token in [*tokens, ";"]:
-        if not token or token.strip(_OPERATORS):
-            if not redirect:
-                words.append(token)
-            elif redirect.startswith(">") and not redirect.endswith("&"):
-                to.append(token)
-            redirect = ""
-        elif "<" in token or ">" in token:
-            redirect = token.lstrip("&")
-        else:
-            if words or to:
-                yield _Command(tuple(words), tuple(to), after)
-            words, to, after, redirect = [], [], token.strip(), ""
-
-
-def _without_heredocs(command: str) -> str:
-    """Each with its opening alone. In one pass: commands come from strangers, and are long."""
-    lines = command.split("\n")
-    ends: dict[str, list[int]] = {}
-    for i, line in enumerate(lines):
-        ends.setdefault(line.strip(" \t"), []).append(i)
-    out, i = [], 0
-    while i < len(lines):
-        line, last = lines[i], i
-        for found in _HEREDOC.finditer(lines[i]):
-            closing = ends.get(found[2], [])
-            at = bisect_right(closing, i)
-            if at < len(closing):
-                line = f"{line[: found.start()]}<<{found[2]}{line[found.end() :]}"
-                last = closing[at]
-                break
-        out.append(line)
-        i = last + 1
-    return "\n".join(out)
+def _is_cd(command: Command) -> bool:
+    return len(command.words) == 2 and command.words[0] == "cd"
 
 
 def _program(words: Sequence[str]) -> str:
     for word in words:
-        if not re.match(r"\w+=", word):
+        if not _ASSIGNS.match(word):
             return posixpath.basename(word)
     return ""
 
@@ -185,7 +137,7 @@ def _read(words: Sequence[str]) -> list[str]:
     return files
 
 
-def _written(command: _Command) -> list[str]:
+def _written(command: Command) -> list[str]:
     words, files = command.words, _files(command.words)
     match words[0] if words else "":
         case "sed" if any(word.startswith("-i") for word in words):

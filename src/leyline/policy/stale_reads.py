@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leyline.policy.base import policy
-from leyline.policy.look import Look, output_of, put_output
+from leyline.policy.edits import put_outputs
+from leyline.policy.look import Look, output_of
 from leyline.policy.options import NAMES, TEXT, YES_NO
-from leyline.policy.results import MARKS, is_evicted, outcome
+from leyline.policy.results import MARKS, outcome
 from leyline.policy.shell import READERS, WRITERS, touched
-from leyline.policy.turns import Message, Use
+from leyline.policy.turns import Message, Place, Use
 
 PLACEHOLDER = "[evicted: stale tool output]"
 
@@ -36,27 +37,23 @@ def drop_stale_reads(
     A later read of a part (`sed -n 1,50p`, `head`) makes only the same call stale. A later call
     that failed makes nothing stale, unless it is the same one: what it says now is what holds.
     """
-    edited = list(messages)
+    words: dict[Place, str] = {}
     files = tuple(readers), tuple(writers)
     stale: set[str] = set()
     again: set[tuple[str, str]] = set()
     for unit in reversed(look.units(messages)):
         for use in reversed(unit.uses):
-            if use.result is None:
+            if use.result is None or look.is_evicted(output_of(messages, use.result)):
                 continue
             reads, writes, is_whole = look.once(touched, use.name, use.arguments, *files)
             is_stale = bool(reads) and reads <= stale
             is_stale = is_stale or (repeats and use.name != "" and _call(use) in again)
-            text = output_of(messages, use.result)
-            is_gone = text == placeholder or is_evicted(text)
-            if is_stale and not is_gone:
-                put_output(edited, use.result, placeholder, look)
-            if is_gone:
-                continue
+            if is_stale:
+                words[use.result] = placeholder
             again.add(_call(use))
             if outcome(messages, use, look, marks):
                 stale |= writes | (reads if is_whole else set())
-    return edited if any(a is not b for a, b in zip(edited, messages, strict=True)) else messages
+    return put_outputs(messages, words, look) if words else messages
 
 
 def _call(use: Use) -> tuple[str, str]:

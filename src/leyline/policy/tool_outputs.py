@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leyline.policy.base import policy
-from leyline.policy.look import (
-    Look,
-    clear_input,
-    content_of,
-    content_text,
-    is_text,
-    output_of,
-    put_output,
-)
+from leyline.policy.edits import clear_inputs, put_outputs
+from leyline.policy.look import Look, content_of, content_text, is_text, output_of
 from leyline.policy.options import NAMES, TEXT, YES_NO_NAMES, maybe, one_of, whole
-from leyline.policy.results import is_evicted
-from leyline.policy.turns import Message, Use
+from leyline.policy.turns import Message, Place, Use
 
 PLACEHOLDER = "[evicted: old tool output]"
 MANY = "[evicted: {n} old tool outputs]"
@@ -71,28 +63,47 @@ def clear_tool_outputs(
     live = [
         use
         for use in every
-        if not _is_clear(messages, use, placeholder)
+        if not _is_clear(messages, use, look)
         and (id(use) in loses_input or not _is_short(messages, use, placeholder))
     ]
     new = {id(use) for group in groups[max(0, len(groups) - keep) :] for use in group}
     old = [use for use in live if id(use) not in new]
     if not old or not _fires(messages, look, len(live), trigger_tokens, trigger_uses):
         return messages
-    edited = list(messages)
-    for i, use in enumerate(old):
-        assert use.result is not None
-        put_output(edited, use.result, _words(placeholder, i, len(old)), look)
-        if use.call is not None and id(use) in loses_input:
-            clear_input(edited, use.call, INPUT, look)
-    if at_least and look.tokens(messages) - look.tokens(edited) < at_least:
+    words = {
+        use.result: _words(placeholder, i, len(old))
+        for i, use in enumerate(old)
+        if use.result is not None
+    }
+    inputs_of = [use.call for use in old if use.call is not None and id(use) in loses_input]
+    return _cleared(messages, look, words, inputs_of, at_least)
+
+
+def _cleared(
+    messages: list[Message],
+    look: Look,
+    words: dict[Place, str],
+    inputs_of: list[Place],
+    at_least: int,
+) -> list[Message]:
+    """With these words for results, and no arguments for these calls; or as they were, if that
+    frees too little. Such an attempt is made at each call, so it must leave nothing behind."""
+    changed = sorted({place.message for place in [*words, *inputs_of]})
+    before = look.tokens([messages[i] for i in changed])
+    if before < at_least:
+        return messages
+    edited = put_outputs(messages, words, look)
+    edited = clear_inputs(edited, inputs_of, INPUT, look)
+    new = [edited[i] for i in changed]
+    if at_least and before - look.tokens(new) < at_least:
+        look.forget(new)
         return messages
     return edited
 
 
-def _is_clear(messages: Sequence[Message], use: Use, placeholder: str | None) -> bool:
+def _is_clear(messages: Sequence[Message], use: Use, look: Look) -> bool:
     assert use.result is not None
-    text = output_of(messages, use.result)
-    return text == placeholder or is_evicted(text)
+    return look.is_evicted(output_of(messages, use.result))
 
 
 def _is_short(messages: Sequence[Message], use: Use, placeholder: str | None) -> bool:

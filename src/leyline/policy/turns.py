@@ -161,31 +161,6 @@ def opening(units: Sequence[Unit]) -> int:
     return len(units)
 
 
-def without(messages: Sequence[Message], unit: Unit, gone: Sequence[Use]) -> list[Message]:
-    """A unit's messages without some of its uses. With the last of them, all of it goes."""
-    rest = [use for use in unit.uses if use not in gone]
-    if not rest:
-        return []
-    parts: dict[int, set[int]] = {}
-    for use in gone:
-        for place in (use.call, use.result):
-            if place is not None:
-                parts.setdefault(place.message, set()).add(place.part)
-    kept = []
-    for i in range(unit.start, unit.end):
-        message = messages[i]
-        if i in parts:
-            if WHOLE in parts[i]:
-                continue
-            field = "tool_calls" if message.get("tool_calls") else "content"
-            left = [part for j, part in enumerate(message[field]) if j not in parts[i]]
-            if not left:
-                continue
-            message = {**message, field: left}
-        kept.append(message)
-    return kept
-
-
 def _step(messages: Sequence[Message], facts: Sequence[Facts], start: int, end: int) -> Unit:
     is_called = facts[start].role == "assistant"
     if is_called and end == start + 1 and not facts[start].calls:
@@ -197,11 +172,11 @@ def _step(messages: Sequence[Message], facts: Sequence[Facts], start: int, end: 
     for i in range(start + is_called, end):
         for result in facts[i].results:
             at = Place(i, result.part)
-            same = [n for n, (call, _) in enumerate(waiting) if call.id == result.id]
             if not waiting:
                 uses.append(Use("", "", None, at))
                 continue
-            call, place = waiting.pop(same[0] if same else 0)
+            same = (n for n, (call, _) in enumerate(waiting) if call.id == result.id)
+            call, place = waiting.pop(next(same, 0))
             uses.append(Use(call.name, call.arguments, place, at))
     uses += [Use(call.name, call.arguments, place, None) for call, place in waiting]
     fixed = not is_called or any(each.words for each in facts[start + 1 : end])
@@ -215,9 +190,15 @@ def _parts(message: Message) -> list[Message]:
     return [part if isinstance(part, dict) else {} for part in content]
 
 
-def _calls(message: Message) -> tuple[Call, ...]:
+def tool_calls(message: Message) -> list[Any]:
+    """OpenAI's calls in a message."""
     calls = message.get("tool_calls")
-    if isinstance(calls, list) and calls:
+    return calls if isinstance(calls, list) else []
+
+
+def _calls(message: Message) -> tuple[Call, ...]:
+    calls = tool_calls(message)
+    if calls:
         found = []
         for i, call in enumerate(calls):
             call = call if isinstance(call, dict) else {}

@@ -195,13 +195,13 @@ def test_an_empty_list_does_nothing() -> None:
     assert len(apply_policy([], messages * 10_001).messages) == 10_001
 
 
-MANY_CALLS = {"role": "assistant", "tool_calls": [{}] * 6000, "content": [{"type": "text"}] * 4001}
-MANY_PARTS = {"role": "tool", "content": [{"content": [{"type": "text", "text": "a"}] * 10_000}]}
+MANY_CALLS = {"role": "assistant", "tool_calls": [{}] * 2000, "content": [{"type": "text"}] * 2001}
+MANY_PARTS = {"role": "tool", "content": [{"content": [{"type": "text", "text": "a"}] * 4000}]}
 
 
 @pytest.mark.parametrize(
     "messages",
-    [[{"role": "user", "content": ""}] * 10_001, [MANY_CALLS], [MANY_PARTS]],
+    [[{"role": "user", "content": ""}] * 4001, [MANY_CALLS], [MANY_PARTS]],
     ids=["messages", "calls", "parts"],
 )
 def test_too_many_messages(messages: Messages) -> None:
@@ -210,10 +210,10 @@ def test_too_many_messages(messages: Messages) -> None:
         apply_policy({"name": "clear_thinking"}, messages)
     assert caught.value.field == "messages"
     assert caught.value.message == (
-        "may be up to 10,000 for a policy, parts and tool calls counted, not 10,001."
+        "may be up to 4,000 for a policy, parts and tool calls counted, not 4,001."
     )
-    just = [{"role": "system", "content": [{"type": "text", "text": ""}]}] * 10_000
-    assert len(apply_policy({"name": "clear_thinking"}, just).messages) == 10_000
+    just = [{"role": "system", "content": [{"type": "text", "text": ""}]}] * 4000
+    assert len(apply_policy({"name": "clear_thinking"}, just).messages) == 4000
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from leyline.policy.look import Count, Look, common, estimate, has_thoughts, out
 from leyline.policy.options import Kind, Option, check
 from leyline.policy.turns import Message, Place, facts_of, is_prompt, tool_calls
 
-MOST_PIECES = 10_000
+MOST_PIECES = 4000
 """Messages, or their parts and calls where they have more than one. They are gone through at each
 past call, so twice as many take four times as long."""
 

@@ -321,12 +321,13 @@ _WHY = """## What differs, and why
   number of sessions at once changes times, and hit rates only by which sessions there are.
 - *First token as with the full context.* In the paper the warm path is the full context. A splice
   keeps what rows behind the span have read in it, not the span: what is computed after the edit
-  can't look at it any more. On recorded answers that makes no difference here: splice and full
-  context choose alike, and so does a fresh prefill, while keys that are not turned are far off with
-  SmolLM2 (`nano` looks too little at its context to tell). On prompts searched for edits that
-  decide the first token, models with trained weights mostly side with the edited prompt, those with
-  random weights about half the time; whether what repeats the phrase that was cut out stands before
-  the edit or after it does not decide the side. The paper's *always* was not reproduced.
+  can't look at it any more. On recorded answers that hardly shows: SmolLM2 nearly always chooses
+  alike with splice, fresh prefill and full context, and is far off with keys that are not turned.
+  (`nano`, on prompts longer than it was trained on, tells hardly any of them apart.) On prompts
+  searched for edits that decide the first token, models with trained weights mostly side with the
+  edited prompt, those with random weights about half the time; whether what repeats the phrase that
+  was cut out stands before the edit or after it does not decide the side. The paper's *always* was
+  not reproduced.
 - Drift is measured against one exact rotation of the original rows, so that the roundings of all
   splices are in it."""
 

@@ -72,7 +72,7 @@ def on_control(original: Callable[..., Any], scheduler: Any, received: Any) -> A
 
 def _show(scheduler: Any, question: Question) -> Answer | None:
     cache = scheduler.tree_cache
-    lineage = cache.sessions.lineages.get(*question.user)
+    lineage = cache.sessions.lineages.peek(*question.user)
     if lineage is None:
         return None
     return {

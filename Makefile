@@ -33,7 +33,7 @@ help:
 	@echo 'make lint   ruff and mypy'
 	@echo 'make sglang-demo, sglang-bench, test-sglang'
 	@echo '            the same for the SGLang plugin: real SGLang on the CPU, in $(SGLANG)'
-	@echo 'make proof  docs/results, but for debug-gym: about an hour, with nothing else running'
+	@echo 'make proof  docs/results, but for debug-gym: about 70 minutes, with nothing else running'
 	@echo 'make eval-debug-gym'
 	@echo '            debug-gym with scripted answers on SmolLM2; its environment is $(DEBUG_GYM)'
 	@echo 'make lock   resolve requirements.lock anew'

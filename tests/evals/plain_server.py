@@ -7,8 +7,10 @@ import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
+
+from other_server import serving
 
 
 @contextmanager
@@ -57,15 +59,8 @@ def plain(
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever, daemon=True)
-        thread.start()
+    with serving(Handler) as url:
         try:
-            yield f"http://127.0.0.1:{httpd.server_address[1]}"
+            yield url
         finally:
             over.set()
-            httpd.shutdown()
-            thread.join()

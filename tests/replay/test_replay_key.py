@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import base64
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from leyline.replay.client import Client
 from leyline.replay.server import look
+from other_server import serving
 
 
 @pytest.mark.parametrize("key", ["secret", "schlüssel", "ключ", "\udcff"])
@@ -57,14 +56,5 @@ def keeper() -> Iterator[tuple[str, list[bytes]]]:
 
         do_POST = do_GET
 
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{httpd.server_address[1]}", seen
-        finally:
-            httpd.shutdown()
-            thread.join()
+    with serving(Handler) as url:
+        yield url, seen

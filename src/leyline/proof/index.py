@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leyline.proof.pages import ratio, seconds, table
+from leyline.proof.pages import ratio, seconds, share_on_paper, table
 from leyline.verify.drift import PAPER as PAPER_DRIFT
 
 Data = dict[str, Any]
@@ -273,10 +273,7 @@ def _costs(folder: Path) -> Iterator[str]:
 
 def _trust(checked: list[Data]) -> str:
     """How far the same formulas are from what this machine measured."""
-    shares = [
-        c["splice_on_paper_s"] / c["prefill_on_paper_s"] / (c["splice_s"] / c["prefill_s"])
-        for c in checked
-    ]
+    shares = [share_on_paper(each) for each in checked]
     if not shares:
         return ""
     return (

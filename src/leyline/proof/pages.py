@@ -332,7 +332,7 @@ def _checked(rows: Sequence[Data]) -> list[str]:
                 f"{c['prefill_on_paper_s'] / c['prefill_s'] - 1:+.0%}",
                 ratio(c["splice_s"] / c["prefill_s"]),
                 ratio(c["splice_on_paper_s"] / c["prefill_on_paper_s"]),
-                f"{_share_on_paper(c):.2f}",
+                f"{share_on_paper(c):.2f}",
             ]
             for c in rows
         ),
@@ -343,17 +343,17 @@ def _checked(rows: Sequence[Data]) -> list[str]:
         "else assumed: no share of a peak, no host time, no launches. The ratios are splice / "
         "re-prefill of these times."
     )
-    return [text, measured, _verdict([_share_on_paper(c) for c in rows])]
+    return [text, measured, _verdict([share_on_paper(c) for c in rows])]
 
 
-def _share_on_paper(checked: Data) -> float:
+def share_on_paper(checked: Data) -> float:
     """The ratio splice / re-prefill on paper, as a share of the measured one."""
     on_paper: float = checked["splice_on_paper_s"] / checked["prefill_on_paper_s"]
     return on_paper / (checked["splice_s"] / checked["prefill_s"])
 
 
 def _verdict(shares: Sequence[float]) -> str:
-    """shares: see `_share_on_paper`."""
+    """shares: see `share_on_paper`."""
     low, high = min(shares), max(shares)
     between = f"between {low:.2f} and {high:.2f} of" if low < high else f"{low:.2f} of"
     if high < 1:

@@ -127,9 +127,9 @@ def _session(
     for i, call in enumerate(job.calls):
         if stop.is_set():
             break
-        messages = messages_of(settings.arm, call, settings.keep)
-        edited = messages != call.messages
         if not full:
+            messages = messages_of(settings.arm, call, settings.keep)
+            edited = messages != call.messages
             if i and settings.gaps and i <= len(job.gaps_s):
                 stop.wait(job.gaps_s[i - 1])
             leyline = leyline_of(settings.arm, name)
@@ -141,6 +141,6 @@ def _session(
                 error = None if full else str(trouble)
                 done.append(Outcome(job.session, i, edited, error=error))
         else:
-            done.append(Outcome(job.session, i, edited))
+            done.append(Outcome(job.session, i))
         on_call()
     return done
